@@ -1,0 +1,124 @@
+"""Config -> objects. The only file that turns a ``_target_`` into something that runs."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+
+from lockstep.config import Config, Target, TrainerConfig
+from lockstep.data import DataModule, Splits
+from lockstep.errors import UsageError
+from lockstep.placement import Placement
+from lockstep.sizes import batch_sizes
+from lockstep.strategies.data_parallel import DataParallelStrategy
+from lockstep.strategies.spawned import SpawnedEnvironment, start_method
+
+
+@dataclass
+class Built:
+    """What `lockstep.run` needs: all of it picklable when every part of it is."""
+
+    trainer: Trainer
+    module: LightningModule
+    data: LightningDataModule
+    floor: float | None
+    """The lowest possible test loss, where the data set knows it."""
+
+
+def build(
+    config: Config, placement: Placement, directory: Path, callbacks: list[Callback]
+) -> Built:
+    """Build the objects of one run. ``callbacks`` come before those of the config."""
+    data, floor = build_data(config, placement)
+    module = build_module(config)
+    trainer = build_trainer(config, placement, directory, callbacks)
+    return Built(trainer, module, data, floor)
+
+
+def make(target: Target, **extra: Any) -> Any:
+    """Call what ``_target_`` names. Containers arrive as plain dicts and lists: an omegaconf object
+    in a module's hyper-parameters would make its checkpoints unreadable with ``weights_only``."""
+    return instantiate(target, **extra, _convert_="all")
+
+
+def build_data(
+    config: Config, placement: Placement
+) -> tuple[LightningDataModule, float | None]:
+    made = make(config.data.datasets)
+    if isinstance(made, LightningDataModule):
+        return made, None
+    if not isinstance(made, Splits):
+        raise UsageError(
+            "data.datasets must yield lockstep.data.Splits or a LightningDataModule; "
+            f"{config.data.datasets.get('_target_')} returned {type(made).__name__}."
+        )
+    sizes = batch_sizes(config.data, placement.world_size)
+    assert config.seed is not None
+    return DataModule(made, config.data, sizes, config.seed), made.floor
+
+
+def build_module(config: Config) -> LightningModule:
+    """A module gets ``optimizer`` and ``scheduler`` when its constructor takes them."""
+    factory = make({**config.model, "_partial_": True})
+    offered = {
+        "optimizer": make(config.optimizer) if config.optimizer else None,
+        "scheduler": make(config.scheduler) if config.scheduler else None,
+    }
+    taken = inspect.signature(factory.func).parameters
+    module = factory(**{name: value for name, value in offered.items() if name in taken})
+    if not isinstance(module, LightningModule):
+        raise UsageError(
+            "model._target_ must be a LightningModule, such as lockstep.module.SupervisedModule "
+            f"around your network; {config.model.get('_target_')} is a {type(module).__name__}."
+        )
+    return module
+
+
+def build_trainer(
+    config: Config, placement: Placement, directory: Path, callbacks: list[Callback]
+) -> Trainer:
+    arguments = {item.name: getattr(config.trainer, item.name) for item in fields(TrainerConfig)}
+    arguments |= {
+        "accelerator": placement.accelerator,
+        "devices": placement.devices,
+        "strategy": build_strategy(config, placement),
+        "callbacks": [*callbacks, *_each(config.callbacks)],
+        "logger": _each(config.logger) or False,
+        "default_root_dir": config.trainer.default_root_dir or directory,
+    }
+    if config.trainer.enable_progress_bar is None:
+        arguments["enable_progress_bar"] = sys.stdout.isatty()
+    if isinstance(config.trainer.profiler, dict):
+        arguments["profiler"] = make(config.trainer.profiler)
+    if config.trainer.plugins:
+        arguments["plugins"] = [make(plugin) for plugin in config.trainer.plugins]
+    return Trainer(**arguments)
+
+
+def build_strategy(config: Config, placement: Placement) -> Strategy | str:
+    """An instance where the strategy has options, else its name."""
+    name, options = placement.strategy, dict(config.strategy.options)
+    if name in ("auto", "dp"):
+        if options:
+            raise UsageError(
+                f"trainer.strategy={name} takes no options; got strategy.options={options}. "
+                f"Use strategy={name}, which clears them."
+            )
+        return DataParallelStrategy() if name == "dp" else "auto"
+    if name.endswith("find_unused_parameters_true"):
+        options["find_unused_parameters"] = True
+    if name.startswith("ddp_spawn"):
+        options |= {"start_method": start_method(), "cluster_environment": SpawnedEnvironment()}
+    return DDPStrategy(timeout=timedelta(seconds=config.strategy.timeout_s), **options)
+
+
+def _each(targets: dict[str, Any]) -> list[Any]:
+    return [make(target) for target in targets.values() if target]

@@ -1,0 +1,82 @@
+"""What every rank checks and sets before its first step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from dataclasses import asdict
+
+import numpy
+import torch
+import torch.distributed
+from lightning.pytorch import Callback, LightningModule, Trainer
+from typing_extensions import override
+
+from lockstep.config import Config
+from lockstep.errors import UsageError
+from lockstep.placement import Placement
+from lockstep.signals import leave_on_sigterm
+
+
+class LeaveOnSigterm(Callback):
+    """SIGTERM ends a rank as an exception does: ``finally`` blocks and loggers run.
+
+    Lightning's handler calls a collective inside the signal handler, which hangs when the other
+    ranks do not join it (https://github.com/Lightning-AI/pytorch-lightning/issues/20806). It is
+    installed before this hook and taken away after the run, so here it is replaced.
+    """
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        leave_on_sigterm()
+
+
+class PeerCheck(Callback):
+    """Every rank has joined the same run: as many processes as planned, with one config.
+
+    Raises RuntimeError on every rank otherwise. Leftover environment variables and shared ports can
+    join ranks of different jobs in one group, which then trains on the wrong share of the data.
+    """
+
+    def __init__(self, config: Config, placement: Placement) -> None:
+        self._world_size = placement.world_size
+        text = json.dumps(asdict(config), sort_keys=True, default=str)
+        self._digest = hashlib.sha256(text.encode()).hexdigest()
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            actual, digests = 1, [self._digest]
+        else:
+            actual = torch.distributed.get_world_size()
+            digests = [""] * actual
+            torch.distributed.all_gather_object(digests, self._digest)
+        if actual != self._world_size or trainer.world_size != self._world_size:
+            raise RuntimeError(
+                f"{self._world_size} processes were planned, but {actual} joined the process group "
+                f"(Lightning counts {trainer.world_size})."
+            )
+        strangers = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        if strangers:
+            raise UsageError(
+                f"All ranks must have one config; those of ranks {strangers} differ from rank 0's. "
+                "Start every rank with the same command, files and version of the code."
+            )
+
+
+class RankSeeds(Callback):
+    """Dropout and augmentation draw differently on each rank, and the same in each run.
+
+    Weights are built before, from the seed alone, so they are equal on all ranks.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        seed = self._seed + 1_000_003 * trainer.global_rank
+        random.seed(seed)
+        numpy.random.seed(seed % 2**32)
+        torch.manual_seed(seed)

@@ -1,0 +1,26 @@
+"""A broken run keeps what it had."""
+
+from __future__ import annotations
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from typing_extensions import override
+
+
+class KeepLastGood(Callback):
+    """When a run breaks, save the state before the broken step as ``last_good.ckpt``.
+
+    A training step that raises has not touched the weights. Rank zero saves alone: the other ranks
+    may be gone.
+    """
+
+    def __init__(self, dirpath: str) -> None:
+        self.dirpath = dirpath
+
+    @override
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        if trainer.is_global_zero and trainer.global_step > 0 and trainer.training:
+            checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+            path = f"{self.dirpath}/last_good.ckpt"
+            trainer.strategy.checkpoint_io.save_checkpoint(checkpoint, path)

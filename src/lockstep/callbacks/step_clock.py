@@ -1,0 +1,54 @@
+"""How fast training was, told from the time stamps of its steps."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from statistics import median
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from typing_extensions import override
+
+KEPT = 10_000
+"""Time stamps kept, from the end of training back: 80 kB, whatever the run's length."""
+
+
+class StepClock(Callback):
+    """Stamps the end of every training batch; on a GPU that is when it was submitted."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self._ends: deque[float] = deque(maxlen=KEPT)
+        self._fit_started = self._fit_ended = time.time()
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._fit_started = time.time()
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._ends.append(time.perf_counter())
+        if self._first is None:
+            self._first = time.time()
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._fit_ended = time.time()
+
+    def measured(self, run_started: float, samples_per_step: int) -> dict[str, float | None]:
+        """Seconds, and the median of ``samples_per_step`` over each step's duration.
+
+        The first tenth of the steps is left out as warming up; validation between two steps makes
+        a few long ones, which a median does not see.
+        """
+        ends = list(self._ends)[len(self._ends) // 10 :]
+        steps = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+        typical = median(steps) if steps else 0.0
+        return {
+            "time_to_first_step_s": self._first - run_started if self._first else None,
+            "fit_s": self._fit_ended - self._fit_started,
+            "samples_per_second": samples_per_step / typical if typical else None,
+        }

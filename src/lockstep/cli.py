@@ -1,0 +1,148 @@
+"""The command line: from Hydra's composed config to a launched run, and errors in plain words."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+
+from lockstep.config import as_config
+from lockstep.errors import RunFailed, UsageError
+from lockstep.launch import launch
+from lockstep.placement import place
+from lockstep.record import Run
+from lockstep.sizes import batch_sizes
+
+
+def run(composed: DictConfig) -> float | None:
+    """One run, from its composed config; returns the objective, for sweepers that search."""
+    try:
+        return launch(prepare(composed))
+    except (UsageError, RunFailed) as error:
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise  # Hydra notes it for this job, and goes on with the next
+        _exit(error)
+
+
+def prepare(composed: DictConfig) -> Run:
+    """Check a composed config and decide where it runs; raises `UsageError`."""
+    config = as_config(composed)
+    if config.seed is None:
+        config = replace(config, seed=random.SystemRandom().randrange(2**31))
+    elif config.seed < 0:
+        raise UsageError(f"seed must be 0 or greater, or null to draw one; got {config.seed}.")
+    hydra = HydraConfig.get()
+    placement = place(config, sweep=hydra.mode == RunMode.MULTIRUN)
+    batch_sizes(config.data, placement.world_size)
+    directory = Path(hydra.runtime.output_dir)
+    return Run(config, placement, directory, list(hydra.overrides.task), _plain_hydra(hydra))
+
+
+def _plain_hydra(hydra: Any) -> dict[str, Any]:
+    """Hydra's own config without interpolations, which mean nothing in another process."""
+    unresolved = OmegaConf.to_container(hydra, resolve=False)
+    assert isinstance(unresolved, dict)
+    if hydra.mode == RunMode.RUN:
+        unresolved["sweep"]["subdir"] = "0"  # it names the job's number, which a single run lacks
+    resolved = OmegaConf.to_container(OmegaConf.create({"hydra": unresolved}), resolve=True)
+    assert isinstance(resolved, dict)
+    return dict(resolved["hydra"])
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Around Hydra's entry point: print errors that a person can mend as one message, exit 1.
+
+    Exit statuses: 1 error, 2 wrong command line, 130 Ctrl-C, 143 SIGTERM.
+    """
+    given = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (UsageError, RunFailed, HydraException, OmegaConfBaseException) as error:
+        if given == "1":
+            raise
+        _exit(error)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _exit(
+            UsageError(
+                f"{error.filename} cannot be written: {error.strerror}. "
+                "Use hydra.run.dir=<a directory that can be written>."
+            )
+        )
+    finally:
+        if given is None:
+            os.environ.pop("HYDRA_FULL_ERROR", None)
+
+
+def _exit(error: Exception) -> NoReturn:
+    kind = "failed" if isinstance(error, RunFailed) else "error"
+    print(f"{kind}: {explain(error)}", file=sys.stderr)
+    sys.exit(1)
+
+
+def explain(error: Exception) -> str:
+    """An error of Hydra or omegaconf as rule, value and repair."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        options = list(error.options or [])
+        if group:
+            return (
+                f"{group}={name}: there is no conf/{group}/{name}.yaml. "
+                f"There are: {', '.join(options)}.{_nearest(name, options)}"
+            )
+    cause = error.__cause__ if isinstance(error, ConfigCompositionException) else error
+    if isinstance(cause, ConfigKeyError | ValidationError) or hasattr(cause, "full_key"):
+        return _explain_key(error, cause)
+    if isinstance(error, OverrideParseException):
+        return f"{error} A value with = , or brackets needs quotes: 'key=\"a=b\"'."
+    return str(error)
+
+
+def _explain_key(error: Exception, cause: Any) -> str:
+    key = cause.full_key or str(cause.key)
+    if isinstance(cause, ValidationError):
+        return f"{key}: {cause.msg.splitlines()[0] if cause.msg else cause}."
+    parent = cause.parent_node
+    if isinstance(parent, Mapping) or hasattr(parent, "keys"):
+        choices = [str(name) for name in parent.keys()]
+        place = key.rpartition(".")[0] or "the config"
+        last = key.rpartition(".")[2]
+        shown = ", ".join(choices)
+        return (
+            f"{key}: {place} has no key {last!r}.{_nearest(last, choices)} It has: {shown}. "
+            f"A key that is new needs a plus: +{key}=..."
+        )
+    return f"{error} {_first_line(cause)}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def _nearest(name: str, choices: list[str]) -> str:
+    near = get_close_matches(name, choices, n=1, cutoff=0.5)
+    return f" Did you mean {near[0]}?" if near else ""
+
+

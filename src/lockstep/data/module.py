@@ -1,0 +1,135 @@
+"""The one DataModule: three data sets in, loaders out that are exact for any world size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from typing_extensions import override
+
+from lockstep.config import DataConfig
+from lockstep.data.sharding import EvalShards, TrainShards
+from lockstep.errors import UsageError
+from lockstep.sizes import BatchSizes
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What a ``data.datasets`` function returns. A split that there is not is None."""
+
+    train: Dataset[Any]
+    val: Dataset[Any] | None = None
+    test: Dataset[Any] | None = None
+    floor: float | None = None
+    """The test loss that no model can undercut, where it is known; shown beside the result."""
+
+
+class Tensors(Dataset[tuple[torch.Tensor, ...]]):
+    """Tensors of equal length on dimension 0; a batch is one indexing, not one call a sample."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        lengths = {len(tensor) for tensor in tensors}
+        if len(lengths) != 1:
+            raise UsageError(f"All tensors must have one length; got {sorted(lengths)}.")
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor[index] for tensor in self.tensors)
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        rows = torch.as_tensor(indices)
+        return tuple(tensor[rows] for tensor in self.tensors)
+
+
+def as_fetched(batch: Any) -> Any:
+    """Collate nothing: `Tensors.__getitems__` has made the batch."""
+    return batch
+
+
+class DataModule(LightningDataModule):
+    """Loaders whose global batches are the same for every strategy and device count.
+
+    Raises `UsageError` for an empty data set, and for an iterable one, which cannot be sharded by
+    index.
+    """
+
+    def __init__(
+        self, splits: Splits, config: DataConfig, sizes: BatchSizes, seed: int
+    ) -> None:
+        super().__init__()
+        self.splits, self.config, self.sizes, self.seed = splits, config, sizes, seed
+        for name in ("train", "val", "test"):
+            self._check(name, getattr(splits, name))
+
+    @override
+    def train_dataloader(self) -> DataLoader[Any]:
+        sampler = TrainShards(
+            self.splits.train,
+            global_batch_size=self.sizes.global_,
+            rank=self._rank,
+            world_size=self._world_size,
+            seed=self.seed,
+            shuffle=self.config.shuffle,
+            drop_last=self.config.drop_last,
+        )
+        per_process = -(-sampler.global_batch_size // self._world_size)
+        return self._loader(self.splits.train, sampler, per_process)
+
+    @override
+    def val_dataloader(self) -> DataLoader[Any] | list[Any]:
+        return self._evaluate(self.splits.val)
+
+    @override
+    def test_dataloader(self) -> DataLoader[Any] | list[Any]:
+        return self._evaluate(self.splits.test)
+
+    @property
+    def _rank(self) -> int:
+        return self.trainer.global_rank if self.trainer else 0
+
+    @property
+    def _world_size(self) -> int:
+        return self.trainer.world_size if self.trainer else 1
+
+    def _evaluate(self, dataset: Dataset[Any] | None) -> DataLoader[Any] | list[Any]:
+        if dataset is None:
+            return []
+        sampler = EvalShards(dataset, rank=self._rank, world_size=self._world_size)
+        return self._loader(dataset, sampler, self.sizes.eval_per_process)
+
+    def _loader(
+        self, dataset: Dataset[Any], sampler: TrainShards | EvalShards, batch_size: int
+    ) -> DataLoader[Any]:
+        workers = self.config.num_workers
+        return DataLoader(
+            dataset,
+            batch_size=batch_size,
+            sampler=sampler,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            collate_fn=as_fetched if isinstance(dataset, Tensors) else None,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    @staticmethod
+    def _check(name: str, dataset: Dataset[Any] | None) -> None:
+        if dataset is None:
+            return
+        if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+            raise UsageError(
+                f"The {name} data set must have a length and be read by index, so that ranks can "
+                f"share it; got {type(dataset).__name__}. Return a map-style data set, or a "
+                "LightningDataModule of your own that shards its stream by rank."
+            )
+        if len(dataset) == 0:
+            raise UsageError(
+                f"The {name} data set must hold at least one sample; got 0. "
+                "Look at data.datasets: its path, its filter, its sizes."
+            )

@@ -1,0 +1,104 @@
+"""Who sees which sample, in which order.
+
+The order of an epoch is a permutation by (seed, epoch). Global batch k is the same set of samples
+for every world size; rank r of W takes every W-th of it. Nothing is repeated: where a last batch
+does not divide, ranks get one sample more or less, and a rank that would get none joins the step
+with one sample of weight zero, so that all ranks make the same number of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+
+import torch
+from torch.utils.data import Dataset, DistributedSampler
+
+
+def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> torch.Tensor:
+    """Sample indices in the order of one epoch, shape ``(samples,)``, the same on every rank."""
+    if not shuffle:
+        return torch.arange(samples)
+    # seed and epoch are mixed so that (seed 1, epoch 0) and (seed 0, epoch 1) differ.
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+    return torch.randperm(samples, generator=generator)
+
+
+def share_of(batch: int, rank: int, world_size: int) -> int:
+    """How many of a global batch of ``batch`` samples rank ``rank`` gets: every W-th."""
+    return max(0, -(-(batch - rank) // world_size))
+
+
+class TrainShards(DistributedSampler[int]):
+    """One rank's sample indices for training, such that ranks step together.
+
+    Lightning leaves a `DistributedSampler` as it is and calls ``set_epoch`` before each epoch.
+    A global batch is full but for an epoch's last one, which ``drop_last`` leaves out. A data set
+    smaller than the global batch is one batch.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[object],
+        *,
+        global_batch_size: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(
+            dataset, num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed
+        )
+        assert isinstance(dataset, Sized)
+        self.samples = len(dataset)
+        self.global_batch_size = min(global_batch_size, self.samples)
+        full, last = divmod(self.samples, self.global_batch_size)
+        self.steps = full if drop_last or last == 0 else full + 1
+
+    def batch_size(self, step: int) -> int:
+        """Samples in global batch ``step`` of an epoch, over all ranks."""
+        return min(self.global_batch_size, self.samples - step * self.global_batch_size)
+
+    def weight(self, step: int) -> float:
+        """What a rank's mean loss counts in global batch ``step``.
+
+        DDP averages gradients over ranks; a rank's mean over n of the batch's N samples must
+        therefore count n * W / N. It is 1 for every full batch.
+        """
+        batch = self.batch_size(step)
+        return share_of(batch, self.rank, self.num_replicas) * self.num_replicas / batch
+
+    def __iter__(self) -> Iterator[int]:
+        order = epoch_order(self.samples, self.seed, self.epoch, self.shuffle)
+        order = order[: self.steps * self.global_batch_size]
+        mine = order[self.rank :: self.num_replicas].tolist()
+        if self._needs_filler():
+            mine.append(int(order[-1]))
+        return iter(mine)
+
+    def __len__(self) -> int:
+        used = min(self.samples, self.steps * self.global_batch_size)
+        return share_of(used, self.rank, self.num_replicas) + self._needs_filler()
+
+    def _needs_filler(self) -> bool:
+        return share_of(self.batch_size(self.steps - 1), self.rank, self.num_replicas) == 0
+
+
+class EvalShards(DistributedSampler[int]):
+    """Every W-th sample from ``rank`` on, in data set order: each is seen once, none is padded.
+
+    Ranks may make a different number of steps, so a step of an evaluation must not exchange
+    anything; metrics are reduced once, at its end.
+    """
+
+    def __init__(self, dataset: Dataset[object], *, rank: int, world_size: int) -> None:
+        super().__init__(dataset, num_replicas=world_size, rank=rank, shuffle=False)
+        assert isinstance(dataset, Sized)
+        self.samples = len(dataset)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, self.samples, self.num_replicas))
+
+    def __len__(self) -> int:
+        return share_of(self.samples, self.rank, self.num_replicas)

@@ -1,0 +1,51 @@
+"""Data made on the spot from a seed: the documents' random tensors, and a known teacher.
+
+All of it is made on the CPU: a data set on a GPU cannot be read by loader processes, and puts the
+same samples on every rank's device.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lockstep.data.module import Splits, Tensors
+
+
+def standard_normal(
+    samples: int, features: int, targets: int, seed: int = 0
+) -> Splits:
+    """Inputs ``(samples, features)`` and targets ``(samples, targets)``, unrelated noise.
+
+    The best constant answer is 0, with a mean squared error of about 1. The same samples serve for
+    training and test, as in the documents.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(samples, features, generator=generator)
+    answers = torch.randn(samples, targets, generator=generator)
+    data = Tensors(inputs, answers)
+    return Splits(train=data, test=data)
+
+
+def teacher_regression(
+    train: int, val: int, test: int, features: int = 10, noise: float = 0.1, seed: int = 0
+) -> Splits:
+    """``y = sin(x W) v + noise``: a network can learn it down to the noise, and no further.
+
+    Inputs are ``(n, features)``, targets ``(n, 1)``. The known floor of the mean squared error is
+    the noise really drawn for the test samples.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    count = train + val + test
+    inputs = torch.randn(count, features, generator=generator)
+    weight = torch.randn(features, 4, generator=generator) / features**0.5
+    mix = torch.randn(4, 1, generator=generator)
+    error = noise * torch.randn(count, 1, generator=generator)
+    targets = torch.sin(inputs @ weight) @ mix + error
+    parts = [
+        Tensors(x, y)
+        for x, y in zip(
+            inputs.split([train, val, test]), targets.split([train, val, test]), strict=True
+        )
+    ]
+    floor = error[train + val :].square().mean().item() if test else None
+    return Splits(*parts, floor=floor)

@@ -1,0 +1,117 @@
+"""Give a run its processes, and write down how it ended.
+
+The decision is `lockstep.placement.place`; the processes are in `lockstep.processes`. Lightning's
+own script launcher is never used: it starts ranks by running the command line again, ``-m``
+included, so that a sweep's ranks become sweeps of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+from lockstep.errors import RunFailed, UsageError
+from lockstep.placement import STRATEGIES
+from lockstep.processes import context, in_ranks, in_worker
+from lockstep.record import Result, Run, claim, write_result
+from lockstep.signals import leave_on_sigterm
+from lockstep.summary import closing_block, opening_line
+
+log = logging.getLogger(__name__)
+
+
+def launch(run: Run) -> float | None:
+    """Compute a run where its placement says; returns the objective's value.
+
+    Raises `UsageError` for what a person can mend and `RunFailed` for everything else, after the
+    traceback has been logged and ``result.json`` written.
+    """
+    leave_on_sigterm()
+    writes = run.placement.rank == 0
+    if writes:
+        claim(run)
+        log.info(opening_line(run))
+    try:
+        outcome = {"status": "finished", **_compute(run)}
+        value = _objective(run, outcome)
+    except BaseException as error:
+        if writes:
+            _record_failure(run, error)
+        raise _as_seen_by_a_person(run, error) from error
+    if writes:
+        log.info(closing_block(write_result(run, outcome)))
+    return value
+
+
+def _compute(run: Run) -> Result:
+    if run.placement.kind == "ranks":
+        return in_ranks(work, run)
+    if run.placement.kind == "worker":
+        return in_worker(work, run)
+    return work(run)
+
+
+def work(run: Run) -> Result:
+    """What each process of a run does; under ``ddp_spawn`` it builds, and its children train."""
+    spawns = STRATEGIES[run.placement.strategy] == "spawn"
+    if spawns:
+        context()  # the fork server imports torch while this process does
+    from lockstep.run import build_here, fit_and_test
+
+    built = build_here(run)
+    if spawns:
+        from lockstep.spawn import in_spawned
+
+        return in_spawned(built, run)
+    return fit_and_test(built, run)
+
+
+def _objective(run: Run, outcome: Result) -> float | None:
+    name = run.config.objective
+    if name is None:
+        return None
+    metrics = outcome["metrics"]
+    if name not in metrics:
+        raise UnknownObjective(
+            f"objective must name a metric of the run; got {name!r}. "
+            f"There are: {', '.join(metrics) or 'none'}. objective=null returns nothing.",
+            outcome,
+        )
+    return float(metrics[name])
+
+
+class UnknownObjective(UsageError):
+    """The run is good, only its objective's name is not; what was measured is kept."""
+
+    def __init__(self, message: str, outcome: Result) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+def _record_failure(run: Run, error: BaseException) -> None:
+    """Log the traceback unless it has been, and finish ``result.json``."""
+    stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+    if not stopped and not isinstance(error, UsageError | RunFailed):
+        log.error("%s", "".join(traceback.format_exception(error)).rstrip())
+    outcome = error.outcome if isinstance(error, UnknownObjective) else {}
+    status = "interrupted" if stopped else "failed"
+    try:
+        write_result(run, {**outcome, "status": status, "error": _one_line(error)})
+    except OSError as problem:
+        log.error("result.json could not be written: %s", problem)
+
+
+def _as_seen_by_a_person(run: Run, error: BaseException) -> BaseException:
+    """`UsageError`, `RunFailed`, KeyboardInterrupt or SystemExit, whatever broke."""
+    if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
+        return KeyboardInterrupt()  # Lightning turns Ctrl-C into exit status 1
+    if isinstance(error, UsageError | RunFailed | KeyboardInterrupt | SystemExit):
+        return error
+    return RunFailed(_one_line(error))
+
+
+def _one_line(error: BaseException) -> str:
+    """The last line of a traceback; an exception that says who broke needs no class name."""
+    if isinstance(error, UsageError | RunFailed):
+        return str(error)
+    return traceback.format_exception_only(error)[-1].strip()

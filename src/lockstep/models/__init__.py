@@ -1,0 +1,1 @@
+"""Networks: plain torch modules that know nothing of training, strategies or configs."""

@@ -1,0 +1,136 @@
+"""The one LightningModule: a network, a loss, an optimizer and metrics, all from the config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics import Metric, MetricCollection
+from typing_extensions import override
+
+from lockstep.data.sharding import TrainShards
+from lockstep.epoch_mean import EpochMean
+from lockstep.errors import UsageError
+
+Batch = tuple[Tensor, ...]
+
+
+class NonFiniteLoss(UsageError):
+    """The loss of a training step is NaN or infinite; the weights are still those before it."""
+
+
+class SupervisedModule(LightningModule):
+    """Train ``network`` to make ``loss(network(*inputs), target)`` small.
+
+    A batch is ``(*inputs, target)``, each with the samples on dimension 0, and ``loss`` returns
+    the mean over these samples: that is what makes the result independent of the number of
+    processes (a sum would grow with a process's share). For another way from a batch to a loss,
+    override `predict_and_loss`; everything else stays.
+
+    ``metrics`` maps names to torchmetrics objects; they are called as ``metric(prediction,
+    target)`` in validation and test. ``optimizer`` takes the parameters and returns an optimizer;
+    ``scheduler`` takes that optimizer and is stepped once per epoch.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: Callable[[Any, Tensor], Tensor],
+        optimizer: Callable[[Any], Optimizer],
+        scheduler: Callable[[Optimizer], Any] | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.loss = loss
+        self._make_optimizer, self._make_scheduler = optimizer, scheduler
+        collection = MetricCollection(dict(metrics or {}))
+        self.metrics = nn.ModuleDict(
+            {stage: collection.clone(prefix=f"{stage}/") for stage in ("val", "test")}
+        )
+        self.means = {stage: EpochMean() for stage in ("train", "val", "test")}
+
+    @override
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.network(*inputs)
+
+    def predict_and_loss(self, batch: Batch) -> tuple[Any, Tensor, int]:
+        """Return the prediction, the mean loss (a 0-dim tensor) and the number of samples."""
+        *inputs, target = batch
+        prediction = self(*inputs)
+        return prediction, self.loss(prediction, target), len(target)
+
+    @override
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        _, loss, samples = self.predict_and_loss(batch)
+        self._check_finite(loss)
+        weight = self._weight(batch_idx)
+        # A weight of 0 marks the one sample that a rank without a share joined the step with.
+        self.means["train"].add(loss, samples if weight else 0)
+        return loss * weight if weight != 1.0 else loss
+
+    @override
+    def on_train_epoch_end(self) -> None:
+        self._log_mean("train")
+
+    @override
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._evaluate("val", batch)
+
+    @override
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluation("val")
+
+    @override
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self._evaluate("test", batch)
+
+    @override
+    def on_test_epoch_end(self) -> None:
+        self._log_evaluation("test")
+
+    @override
+    def predict_step(self, batch: Batch, batch_idx: int) -> Any:
+        return self(*batch[:-1])
+
+    @override
+    def configure_optimizers(self) -> Any:
+        optimizer = self._make_optimizer(self.parameters())
+        if self._make_scheduler is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": self._make_scheduler(optimizer)}
+
+    def _weight(self, batch_idx: int) -> float:
+        """See `TrainShards.weight`; 1 for loaders of a user's own, which know no global batch."""
+        if self.trainer.world_size == 1:
+            return 1.0
+        sampler = getattr(self.trainer.train_dataloader, "sampler", None)
+        return sampler.weight(batch_idx) if isinstance(sampler, TrainShards) else 1.0
+
+    def _check_finite(self, loss: Tensor) -> None:
+        if not torch.isfinite(loss):
+            raise NonFiniteLoss(
+                f"The training loss must be finite; got {loss.item()} at step {self.global_step} "
+                f"(epoch {self.current_epoch}) on rank {self.global_rank}. Try a smaller "
+                "optimizer.lr or trainer.gradient_clip_val=1, and look for NaN in the data; "
+                "trainer.detect_anomaly=true names the operation."
+            )
+
+    def _evaluate(self, stage: str, batch: Batch) -> None:
+        prediction, loss, samples = self.predict_and_loss(batch)
+        self.means[stage].add(loss, samples)
+        self.metrics[stage].update(prediction, batch[-1])
+
+    def _log_mean(self, stage: str) -> None:
+        mean = self.means[stage].reduce_and_reset(self.trainer.strategy)
+        self.log(f"{stage}/loss", mean)
+
+    def _log_evaluation(self, stage: str) -> None:
+        self._log_mean(stage)
+        values = self.metrics[stage].compute()
+        self.log_dict(values)
+        self.metrics[stage].reset()

@@ -1,0 +1,173 @@
+"""Where a run is computed: the strategy, the processes, and who starts them.
+
+`place` is a pure function of the config and the environment; its decisions are a table in
+``tests/test_placement.py``. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+from lockstep.config import Config
+from lockstep.devices import resolve_accelerator, resolve_devices
+from lockstep.errors import UsageError
+
+Kind = Literal["here", "worker", "ranks", "launched"]
+
+STRATEGIES: dict[str, Literal["one", "ranks", "spawn"]] = {
+    "auto": "one",
+    "dp": "one",
+    "ddp": "ranks",
+    "ddp_find_unused_parameters_true": "ranks",
+    "ddp_spawn": "spawn",
+    "ddp_spawn_find_unused_parameters_true": "spawn",
+}
+"""Strategy -> who makes its processes: none needed, `lockstep.launch`, or Lightning."""
+
+LAUNCHER_VARIABLES = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
+LAUNCHERS = "torchrun (TORCHELASTIC_RUN_ID) or srun (SLURM_STEP_ID)"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What was asked for, with every ``auto`` decided."""
+
+    kind: Kind
+    """``here``: this process. ``worker``: one fresh process. ``ranks``: fresh processes of ours.
+    ``launched``: this process is already one rank of several."""
+    strategy: str
+    accelerator: str
+    devices: int | list[int]
+    num_nodes: int
+    rank: int = 0
+    """Global rank of this process; 0 unless ``launched``."""
+
+    @property
+    def device_count(self) -> int:
+        return len(self.devices) if isinstance(self.devices, list) else self.devices
+
+    @property
+    def world_size(self) -> int:
+        """Processes that train: 1 for one-process strategies, whatever their devices."""
+        if STRATEGIES[self.strategy] == "one":
+            return 1
+        return self.device_count * self.num_nodes
+
+
+def place(config: Config, sweep: bool, environ: Mapping[str, str] = os.environ) -> Placement:
+    """Decide where this run is computed; raises `UsageError` for contradictions.
+
+    ``sweep`` says that the run is one job of several: it then never runs in this process, so that
+    nothing (seeds, threads, memory, environment) leaks from job to job.
+    """
+    trainer = config.trainer
+    _check_name(trainer.strategy)
+    if trainer.num_nodes < 1:
+        raise UsageError(f"trainer.num_nodes must be at least 1; got {trainer.num_nodes}.")
+    accelerator = resolve_accelerator(trainer.accelerator, environ)
+    devices = resolve_devices(trainer.devices, accelerator, environ)
+    count = len(devices) if isinstance(devices, list) else devices
+    strategy = trainer.strategy
+    if strategy == "auto" and (count > 1 or trainer.num_nodes > 1):
+        strategy = "ddp"
+    _check_combination(strategy, accelerator, count, trainer.num_nodes)
+    kind, rank = _who_starts(strategy, count, trainer.num_nodes, sweep, environ)
+    return Placement(kind, strategy, accelerator, devices, trainer.num_nodes, rank)
+
+
+def _check_name(strategy: str) -> None:
+    if strategy in STRATEGIES:
+        return
+    near = get_close_matches(strategy, STRATEGIES, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise UsageError(
+        f"trainer.strategy must be one of {', '.join(STRATEGIES)}; got {strategy!r}.{hint}"
+    )
+
+
+def _check_combination(strategy: str, accelerator: str, count: int, num_nodes: int) -> None:
+    if num_nodes > 1 and STRATEGIES[strategy] != "ranks":
+        raise UsageError(
+            f"trainer.strategy={strategy} works on one machine; got trainer.num_nodes={num_nodes}. "
+            "Use trainer.strategy=ddp, or trainer.num_nodes=1."
+        )
+    if accelerator == "mps" and (count > 1 or STRATEGIES[strategy] != "one"):
+        raise UsageError(
+            f"trainer.strategy={strategy} with {count} devices does not run on accelerator=mps, "
+            "which is a single device. Use trainer.accelerator=cpu, or trainer.devices=1."
+        )
+
+
+def _who_starts(
+    strategy: str, count: int, num_nodes: int, sweep: bool, environ: Mapping[str, str]
+) -> tuple[Kind, int]:
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return _under_torchrun(strategy, count, num_nodes, sweep, environ)
+    if int(environ.get("SLURM_NTASKS", "1")) > 1 and STRATEGIES[strategy] == "ranks":
+        return _under_slurm(count, num_nodes, environ)
+    _check_leftovers(environ)
+    if num_nodes > 1:
+        raise UsageError(
+            f"trainer.num_nodes={num_nodes} needs a launcher on every machine; none started this "
+            f"process. Use torchrun --nnodes={num_nodes} --nproc-per-node={count} ... train.py."
+        )
+    if STRATEGIES[strategy] == "ranks":
+        return "ranks", 0
+    return ("worker" if sweep else "here"), 0
+
+
+def _under_torchrun(
+    strategy: str, count: int, num_nodes: int, sweep: bool, environ: Mapping[str, str]
+) -> tuple[Kind, int]:
+    world, local = int(environ["WORLD_SIZE"]), int(environ["LOCAL_WORLD_SIZE"])
+    if STRATEGIES[strategy] == "spawn":
+        raise UsageError(
+            f"trainer.strategy={strategy} starts its own processes, but torchrun "
+            "(TORCHELASTIC_RUN_ID is set) has started this one. Use trainer.strategy=ddp, or start "
+            "with plain python."
+        )
+    if STRATEGIES[strategy] == "one":
+        if world > 1:
+            raise UsageError(
+                f"trainer.strategy={strategy} is one process, but torchrun started {world} "
+                f"(WORLD_SIZE). Use trainer.strategy=ddp trainer.devices={local}, or plain python."
+            )
+        return ("worker" if sweep else "here"), 0
+    if (count, count * num_nodes) != (local, world):
+        raise UsageError(
+            f"torchrun started {world} processes, {local} on this machine (WORLD_SIZE, "
+            f"LOCAL_WORLD_SIZE), but the config asks for {count * num_nodes} "
+            f"(trainer.devices={count} trainer.num_nodes={num_nodes}). Use "
+            f"trainer.devices={local} trainer.num_nodes={max(1, world // local)}."
+        )
+    return "launched", int(environ["RANK"])
+
+
+def _under_slurm(count: int, num_nodes: int, environ: Mapping[str, str]) -> tuple[Kind, int]:
+    tasks = int(environ["SLURM_NTASKS"])
+    if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
+        raise UsageError(
+            f"SLURM_NTASKS={tasks} processes were asked for, but srun did not start this one "
+            "(SLURM_STEP_ID is not set). Put srun before the command: srun python train.py ..."
+        )
+    if tasks != count * num_nodes:
+        raise UsageError(
+            f"srun started {tasks} processes (SLURM_NTASKS), but the config asks for "
+            f"{count * num_nodes} (trainer.devices={count} trainer.num_nodes={num_nodes}). Make "
+            "--ntasks-per-node equal trainer.devices, and --nodes equal trainer.num_nodes."
+        )
+    return "launched", int(environ["SLURM_PROCID"])
+
+
+def _check_leftovers(environ: Mapping[str, str]) -> None:
+    stale = [name for name in LAUNCHER_VARIABLES if name in environ]
+    if stale:
+        raise UsageError(
+            f"{', '.join(f'{name}={environ[name]}' for name in stale)} is set, but no launcher "
+            f"started this process ({LAUNCHERS} would be). Left over from another run? "
+            f"Use: unset {' '.join(stale)}"
+        )

@@ -1,0 +1,245 @@
+"""Fresh processes for a run: one worker, or n ranks under torch's elastic agent.
+
+Both come from a fork server that has imported torch and Lightning once and touched no device, so
+that every process after the first starts in milliseconds. Where there is none (Windows), they are
+spawned.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
+from pathlib import Path
+
+from lockstep.errors import RunFailed, UsageError
+from lockstep.record import Result, Run
+from lockstep.signals import leave_on_sigterm, leave_with_parent, own_group
+
+log = logging.getLogger(__name__)
+
+PRELOAD = ["lockstep.run", "torch.distributed.elastic.multiprocessing.api", "numpy"]
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_", "GROUP_", "ROLE_", "LOCAL_", "TORCHELASTIC_")
+Work = Callable[[Run], Result]
+
+
+def method() -> str:
+    methods = multiprocessing.get_all_start_methods()
+    return "forkserver" if "forkserver" in methods else "spawn"
+
+
+def context() -> BaseContext:
+    """Processes start from here; the first call starts the fork server, which imports meanwhile."""
+    if method() == "forkserver":
+        from multiprocessing import forkserver
+
+        multiprocessing.set_forkserver_preload(PRELOAD)
+        forkserver.ensure_running()
+    return multiprocessing.get_context(method())
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank ended, as it crosses from the rank to the launching process."""
+
+    rank: int
+    time: float
+    summary: str
+    traceback: str
+    usage: bool
+    """The summary says it all: a person can mend it without the traceback."""
+
+
+def in_worker(work: Work, run: Run) -> Result:
+    """``work(run)`` in one fresh process, with none of an agent's environment variables."""
+    started = context()
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as notes:
+        receive, send = started.Pipe(duplex=False)
+        arguments = (work, run, dict(os.environ), notes, send)
+        process = started.Process(target=_worker_main, args=arguments)  # type: ignore[attr-defined]
+        process.start()
+        send.close()
+        try:
+            wait([receive, process.sentinel])
+            result: Result | None = receive.recv() if receive.poll() else None
+            process.join()
+        except EOFError:  # it ended without a result
+            process.join()
+            result = None
+        finally:
+            _stop(process, run.config.launch.grace_s)
+        if result is None:
+            raise_cause(Path(notes), {0: process.exitcode or 0})
+            raise AssertionError("a worker without a result has failed")
+        return result
+
+
+def in_ranks(work: Work, run: Run) -> Result:
+    """``work(run)`` in ``world_size`` fresh processes of one group; returns rank 0's result."""
+    context()
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # `raise_cause` says it, once
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as notes, _unchanged_process():
+        agent = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=run.placement.world_size,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            local_addr="127.0.0.1",
+            max_restarts=0,
+            monitor_interval=0.05,
+            start_method=method(),
+            logs_specs=DefaultLogsSpecs(log_dir=notes),
+            shutdown_timeout=max(1, round(run.config.launch.grace_s)),
+        )
+        try:
+            results = elastic_launch(agent, _rank_main)(work, run, dict(os.environ), notes)
+        except ChildFailedError as error:
+            exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+            raise_cause(Path(notes), exit_codes)
+        except SignalException as stopped:
+            if stopped.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise SystemExit(128 + stopped.sigval) from None
+        first: Result = results[0]
+        return first
+
+
+def _worker_main(
+    work: Work, run: Run, environ: dict[str, str], notes: str, send: Connection
+) -> None:
+    os.environ.clear()
+    os.environ.update(environ)
+    send.send(_guarded(work, run, rank=0, notes=notes))
+
+
+def _rank_main(work: Work, run: Run, environ: dict[str, str], notes: str) -> Result:
+    mine = {name: text for name, text in os.environ.items() if name.startswith(RANK_VARIABLES)}
+    os.environ.clear()
+    os.environ.update(environ | mine)
+    return _guarded(work, run, rank=int(os.environ["RANK"]), notes=notes)
+
+
+def _guarded(work: Work, run: Run, rank: int, notes: str) -> Result:
+    with noting_failure(Path(notes), rank):
+        own_group()
+        leave_with_parent(run.config.launch.grace_s)
+        leave_on_sigterm()
+        configure_logging(run, rank)
+        return work(run)
+
+
+def configure_logging(run: Run, rank: int) -> None:
+    """Hydra's config and the job's log, as in the launching process; only rank zero speaks."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.utils import configure_log
+    from omegaconf import OmegaConf
+
+    hydra = OmegaConf.create({"hydra": run.hydra})
+    HydraConfig.instance().cfg = hydra  # set_config wants Hydra's own classes back
+    if rank == 0:
+        configure_log(hydra.hydra.job_logging, hydra.hydra.verbose)
+    else:
+        logging.getLogger().setLevel(logging.ERROR)
+
+
+@contextmanager
+def noting_failure(notes: Path, rank: int) -> Iterator[None]:
+    """Write down why this rank failed, then leave with status 1."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        failure = Failure(
+            rank=rank,
+            time=time.time(),
+            summary=f"{type(error).__name__}: {error}",
+            traceback=traceback.format_exc(),
+            usage=isinstance(error, UsageError),
+        )
+        (notes / f"rank{rank}.json").write_text(json.dumps(asdict(failure)))
+        sys.exit(1)
+
+
+def raise_cause(notes: Path, exit_codes: dict[int, int]) -> None:
+    """Log the failure that came first and raise it: `UsageError` or `RunFailed`.
+
+    A rank that was killed leaves no note, and its peers' notes only tell of a lost connection; so
+    a killed rank comes before any note. SIGTERM is what this process sends to the others.
+    """
+    failures = sorted(
+        (Failure(**json.loads(path.read_text())) for path in notes.glob("rank*.json")),
+        key=lambda failure: failure.time,
+    )
+    noted = {failure.rank for failure in failures}
+    silent = {
+        rank: code
+        for rank, code in exit_codes.items()
+        if rank not in noted and code not in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+    }
+    if silent:
+        rank, code = next(iter(silent.items()))
+        message = f"rank {rank} {_describe_exit(code)}"
+        log.error(message)
+        raise RunFailed(message)
+    if not failures:
+        raise RunFailed(f"the processes ended without a result; exit statuses {exit_codes}")
+    first = failures[0]
+    if first.usage:
+        raise UsageError(first.summary.partition(": ")[2])
+    log.error("rank %d failed:\n%s", first.rank, first.traceback.rstrip())
+    raise RunFailed(f"rank {first.rank}: {first.summary}")
+
+
+def _describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"left with exit status {code} in the middle of the run"
+    hint = " (is the machine out of memory?)" if code == -signal.SIGKILL else ""
+    return f"was ended by {signal.Signals(-code).name}{hint}"
+
+
+def _stop(process: multiprocessing.process.BaseProcess, grace_s: float) -> None:
+    if process.is_alive():
+        process.terminate()
+        process.join(grace_s)
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+@contextmanager
+def _unchanged_process() -> Iterator[None]:
+    """The agent sets environment variables and signal handlers and leaves them; undo that."""
+    environ = dict(os.environ)
+    numbers = [
+        getattr(signal, name)
+        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+        if hasattr(signal, name)
+    ]
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(environ)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,119 @@
+"""What a run is, and what it leaves in its directory. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from lockstep.config import Config
+from lockstep.errors import UsageError
+from lockstep.placement import Placement
+from lockstep.sizes import batch_sizes
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as it travels into its processes."""
+
+    config: Config
+    placement: Placement
+    directory: Path
+    overrides: list[str]
+    hydra: dict[str, Any]
+    """Hydra's own config of this job, resolved: for `HydraConfig` and the job's logging."""
+    started: float = field(default_factory=time.time)
+    """Seconds since the epoch."""
+
+
+def claim(run: Run) -> None:
+    """Take the directory for this run: refuse one that holds a run, then write the config.
+
+    The config is written so that it can be run again, from the project's directory:
+    ``python train.py --config-dir <directory>/.hydra --config-name config``.
+    """
+    existing = run.directory / "result.json"
+    if existing.exists():
+        raise UsageError(
+            f"The run directory must not hold another run; {run.directory} has one "
+            f"(status: {read_result(existing).get('status', 'unknown')}). "
+            "Choose another hydra.run.dir, or move that directory away."
+        )
+    config = OmegaConf.to_container(OmegaConf.structured(run.config))
+    header = "# The resolved config of this run. To run it again, from the project's directory:\n"
+    command = f"# python train.py --config-dir '{run.directory}/.hydra' --config-name config\n"
+    defaults = {"defaults": ["schema", {"hydra": "default"}, "_self_"]}
+    text = yaml.safe_dump(defaults) + yaml.safe_dump(config, sort_keys=False)
+    write_atomically(run.directory / ".hydra" / "config.yaml", header + command + text)
+    write_atomically(run.directory / ".hydra" / "overrides.yaml", yaml.safe_dump(run.overrides))
+    write_result(run, {"status": "running"})
+
+
+def write_result(run: Run, outcome: Result) -> Result:
+    """Write ``result.json``: what was asked for, then ``outcome``; returns both together."""
+    config, placement = run.config, run.placement
+    sizes = batch_sizes(config.data, placement.world_size)
+    result = {
+        "status": "unknown",
+        "error": None,
+        "strategy": placement.strategy,
+        "accelerator": placement.accelerator,
+        "devices": placement.devices,
+        "num_nodes": placement.num_nodes,
+        "world_size": placement.world_size,
+        "global_batch_size": sizes.global_,
+        "per_process_batch_size": sizes.per_process,
+        "accumulate_grad_batches": config.trainer.accumulate_grad_batches,
+        "seed": config.seed,
+        "overrides": run.overrides,
+        "notes": config.notes,
+        "directory": str(run.directory),
+        "git_commit": git_commit(),
+        "wall_time_s": time.time() - run.started,
+        **outcome,
+    }
+    write_atomically(run.directory / "result.json", json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def read_result(path: Path) -> Result:
+    """A ``result.json``; an unreadable one is a result whose status says so."""
+    try:
+        result: Result = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        return {"status": "unreadable", "error": str(error)}
+    return result
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside the file, then rename: a reader sees the old text or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def git_commit() -> str | None:
+    """The commit of the working directory, ``-dirty`` when files differ; None outside of git."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return described.stdout.strip() or None

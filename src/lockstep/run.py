@@ -1,0 +1,188 @@
+"""One run in one process: build, fit, test, and say in plain numbers what happened.
+
+`lockstep.launch` decides in which processes this happens.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import sys
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer, __version__
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from omegaconf import OmegaConf
+
+from lockstep.build import Built, build
+from lockstep.callbacks.guards import LeaveOnSigterm, PeerCheck, RankSeeds
+from lockstep.callbacks.step_clock import StepClock
+from lockstep.data import DataModule
+from lockstep.record import Run
+
+
+def quiet_lightning() -> None:
+    """Lightning's remarks on devices and products are not this run's phases; warnings stay."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+        logger.setLevel(logging.WARNING)
+    # Lightning 2.6 with torch 2.14; nothing a user can do.
+    warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)", FutureWarning)
+
+
+def build_here(run: Run) -> Built:
+    """Seed this process and build the run's objects; the same weights on every rank."""
+    seed = run.config.seed
+    assert seed is not None, "a seed is drawn before the launch"
+    quiet_lightning()
+    seed_everything(seed)
+    guards = [LeaveOnSigterm(), PeerCheck(run.config, run.placement), RankSeeds(seed), StepClock()]
+    return build(run.config, run.placement, run.directory, guards)
+
+
+def fit_and_test(built: Built, run: Run) -> dict[str, Any]:
+    """One Trainer and one process group, from the first step to the last metric.
+
+    Returns plain numbers and words, the same on every rank, for ``result.json``.
+    """
+    trainer, exit_code = built.trainer, 1
+    quiet_lightning()
+    set_threads(run)
+    log_config(trainer, run)
+    try:
+        trainer.fit(built.module, datamodule=built.data)
+        outcome = describe_training(built, run)
+        if run.config.test and has_test(built.module, built.data):
+            trainer.test(
+                built.module, datamodule=built.data, ckpt_path=best_checkpoint(trainer), verbose=False
+            )
+            outcome["metrics"] |= plain_metrics(trainer)
+        outcome["samples_seen"] = samples_seen(built.module)
+        exit_code = 0
+    finally:
+        finish_wandb(exit_code)
+    leave_group()
+    return outcome
+
+
+def describe_training(built: Built, run: Run) -> dict[str, Any]:
+    """What is known after training; testing resets these counters."""
+    trainer = built.trainer
+    clock = next(item for item in trainer.callbacks if isinstance(item, StepClock))
+    return {
+        "epochs": trainer.current_epoch,
+        "steps": trainer.global_step,
+        "metrics": plain_metrics(trainer),
+        "floor": built.floor,
+        **clock.measured(run.started, run.config.data.global_batch_size),
+        "peak_memory_bytes": gather(peak_memory_bytes()),
+        "pids": gather(os.getpid()),
+        "threads_per_process": torch.get_num_threads(),
+        "versions": {"torch": torch.__version__, "lightning": __version__},
+    }
+
+
+def best_checkpoint(trainer: Trainer) -> str | None:
+    """The best checkpoint where a metric is monitored; None: the weights as they are."""
+    callback = trainer.checkpoint_callback
+    path = getattr(callback, "best_model_path", "")
+    return path if path and getattr(callback, "monitor", None) else None
+
+
+def has_test(module: LightningModule, data: LightningDataModule) -> bool:
+    if isinstance(data, DataModule):
+        return data.splits.test is not None
+    return is_overridden("test_dataloader", data) and is_overridden("test_step", module)
+
+
+def plain_metrics(trainer: Trainer) -> dict[str, float | list[Any]]:
+    """The last value of everything logged; tensors with one element become floats."""
+    return {
+        name: value.item() if value.numel() == 1 else value.tolist()
+        for name, value in sorted(trainer.callback_metrics.items())
+    }
+
+
+def samples_seen(module: LightningModule) -> dict[str, int]:
+    """Samples counted in the last epoch of each stage, over all ranks."""
+    means = getattr(module, "means", {})
+    return {stage: mean.samples_seen for stage, mean in means.items() if mean.samples_seen}
+
+
+def log_config(trainer: Trainer, run: Run) -> None:
+    """Give every logger the config as plain values, once, from rank zero."""
+    config = OmegaConf.to_container(OmegaConf.structured(run.config))
+    for logger in trainer.loggers:
+        logger.log_hyperparams(config)  # type: ignore[arg-type]
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and torch.
+
+    Lightning's function of this name also leaves ``PL_GLOBAL_SEED`` in the environment, from where
+    it reaches the next run, and resets every rank to the same draws.
+    """
+    import numpy
+
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def set_threads(run: Run) -> None:
+    """Share the cores out over the processes of this machine, unless OMP_NUM_THREADS is set."""
+    processes = min(run.placement.world_size, run.placement.device_count)
+    if run.config.launch.threads is not None:
+        torch.set_num_threads(run.config.launch.threads)
+    elif "OMP_NUM_THREADS" not in os.environ and processes > 1:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
+
+
+def peak_memory_bytes() -> int:
+    """Of the GPU where there is one, else of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    if sys.platform == "win32":
+        return 0  # no getrusage there
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def gather(value: Any) -> list[Any]:
+    """The value of each rank, in rank order, on every rank."""
+    if not in_group():
+        return [value]
+    values: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def in_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def leave_group() -> None:
+    """End the process group in order, after success only.
+
+    Without this about one gloo run in twenty aborts while its threads meet the interpreter's end;
+    after an error it can hang (https://github.com/pytorch/pytorch/issues/190489).
+    """
+    if in_group():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+def finish_wandb(exit_code: int) -> None:
+    """Close this process's wandb run with the job's own exit code, and end its service."""
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and wandb.run is not None:
+        wandb.finish(exit_code=exit_code, quiet=True)
+        wandb.teardown()

@@ -1,0 +1,101 @@
+"""``ddp_spawn``: the objects are built once, pickled, and sent to Lightning's own processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import tempfile
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from torch.multiprocessing.spawn import ProcessException
+
+from lockstep.build import Built
+from lockstep.errors import UsageError
+from lockstep.processes import _guarded, context, raise_cause
+from lockstep.record import Result, Run
+from lockstep.run import fit_and_test
+from lockstep.strategies.spawned import own_memory
+
+
+def in_spawned(built: Built, run: Run) -> Result:
+    """Train and test inside one launch, so that no state is lost on the way back (``best_score``,
+    ``global_step``; https://github.com/Lightning-AI/pytorch-lightning/issues/7671)."""
+    launcher = built.trainer.strategy.launcher
+    assert isinstance(launcher, _MultiProcessingLauncher)
+    context()
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as notes:
+        try:
+            result: Result = launcher.launch(_spawned_rank, built, run, dict(os.environ), notes)
+            return result
+        except ProcessException:
+            raise_cause(Path(notes), {i: p.exitcode or 0 for i, p in enumerate(launcher.procs)})
+            raise
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            _name_culprit(built, error)
+            raise
+        finally:
+            _end(launcher, run.config.launch.grace_s)
+
+
+def _spawned_rank(built: Built, run: Run, environ: dict[str, str], notes: str) -> Result:
+    local_rank = os.environ["LOCAL_RANK"]
+    os.environ.clear()
+    os.environ.update(environ | {"LOCAL_RANK": local_rank})
+    built.trainer.strategy._launcher = None  # this is the launched process
+    own_memory(built.module)
+    return _guarded(lambda run: fit_and_test(built, run), run, int(local_rank), notes)
+
+
+def _end(launcher: _MultiProcessingLauncher, grace_s: float) -> None:
+    launcher.kill(signal.SIGTERM)
+    for process in launcher.procs:
+        process.join(grace_s)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _name_culprit(built: Built, error: Exception) -> None:
+    """Raise `UsageError` that names the attribute which cannot be pickled, when it is found."""
+    for name in ("module", "data", "trainer"):
+        path = _find_unpicklable(getattr(built, name), name, depth=6)
+        if path:
+            raise UsageError(
+                f"trainer.strategy=ddp_spawn sends everything to new processes by pickle, and "
+                f"{path} cannot be pickled ({error}). Use a function or class defined at the top "
+                "of a file, open files in setup(), or use trainer.strategy=ddp, which sends "
+                "nothing."
+            ) from error
+
+
+def _find_unpicklable(value: Any, path: str, depth: int) -> str | None:
+    if _can_pickle(value):
+        return None
+    if depth:
+        for name, child in _children(value):
+            found = _find_unpicklable(child, f"{path}{name}", depth - 1)
+            if found:
+                return found
+    return path
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", child) for key, child in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{index}]", child) for index, child in enumerate(value))
+    else:
+        yield from ((f".{key}", child) for key, child in getattr(value, "__dict__", {}).items())
+
+
+def _can_pickle(value: Any) -> bool:
+    try:
+        ForkingPickler.dumps(value)
+    except Exception:  # pickling runs anybody's __getstate__: whatever it raises is the answer
+        return False
+    return True

@@ -1,0 +1,411 @@
+"""dp: one process, N devices. Replicas compute ``LightningModule.forward``, the root all the rest.
+
+Importing this module makes ``Trainer(strategy="dp", devices=N)`` work. Read it as a batch travels:
+`split` the inputs, `replicate` the module, run, `merge` the outputs. docs/decisions/0002-dp.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from functools import wraps
+from typing import Any
+
+import torch
+from lightning.fabric.strategies import _StrategyRegistry
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torch._dynamo import OptimizedModule
+from torch.nn import Module, RNNBase
+from torch.nn.parallel.replicate import _broadcast_coalesced_reshape as broadcast
+from torch.nn.utils.rnn import PackedSequence
+from typing_extensions import override
+
+_replica: ContextVar[int | None] = ContextVar("dp_replica", default=None)
+
+
+def current_replica() -> int | None:
+    """Index of the replica whose forward calls this; None outside, and always on one device."""
+    return _replica.get()
+
+
+def map_leaves(leaf: Callable[[str, Sequence[Any]], Any], path: str, trees: Sequence[Any]) -> Any:
+    """Join equally built trees into one by ``leaf(path, [leaf of each tree])``.
+
+    Tuples, named tuples, lists, mappings and dataclasses are containers, and keep their types.
+
+    Raises:
+        ValueError: the trees differ in structure, or hold a `PackedSequence`.
+    """
+    first = trees[0]
+    shapes = [_structure(tree) for tree in trees]
+    if any(shape != shapes[0] for shape in shapes) or isinstance(first, PackedSequence):
+        raise ValueError(
+            "dp splits and merges tensors with one row per sample, in containers that are equal in "
+            f"all replicas; {path} is {' and '.join(shapes)}. Pack, pad or regroup elsewhere."
+        )
+    if isinstance(first, Mapping):
+        result: Any = copy.copy(first)  # type(first)(...) would lose the factory of a defaultdict
+        for key in first:
+            result[key] = map_leaves(leaf, f"{path}[{key!r}]", [tree[key] for tree in trees])
+        return result
+    if isinstance(first, tuple | list):
+        columns = enumerate(zip(*trees, strict=True))
+        items = [map_leaves(leaf, f"{path}[{i}]", column) for i, column in columns]
+        return first._make(items) if hasattr(first, "_make") else type(first)(items)
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        result = copy.copy(first)
+        for name in (field.name for field in dataclasses.fields(first)):
+            value = map_leaves(leaf, f"{path}.{name}", [getattr(tree, name) for tree in trees])
+            object.__setattr__(result, name, value)  # frozen dataclasses too
+        return result
+    return leaf(path, trees)
+
+
+def _structure(tree: Any) -> str:
+    keys = list(tree) if isinstance(tree, Mapping) else ""
+    return f"{type(tree).__name__}{f'({len(tree)})' if isinstance(tree, tuple | list) else keys}"
+
+
+def chunk_sizes(inputs: Any, devices: int) -> list[int]:
+    """Samples per replica as ``torch.chunk`` divides: 7 on 3 devices are [3, 3, 1].
+
+    Args:
+        inputs: any nesting; tensors are (B, ...), or () and then not split.
+
+    Returns:
+        At most ``devices`` sizes that sum to B; [] when there is no tensor to split.
+
+    Raises:
+        ValueError: the tensors disagree about B.
+    """
+    rows: dict[str, int] = {}
+
+    def count(path: str, leaves: Sequence[Any]) -> None:
+        if isinstance(leaves[0], Tensor) and leaves[0].ndim > 0:
+            rows[path] = len(leaves[0])
+
+    map_leaves(count, "inputs", [inputs])
+    samples = max(rows.values(), default=0)
+    if any(length != samples for length in rows.values()):
+        raise ValueError(
+            "dp splits dimension 0 of each tensor that forward receives: it must be the batch; got "
+            f"{', '.join(f'{path}: {length}' for path, length in rows.items())}. "
+            "Expand the odd one to the batch, or keep it as a buffer of the module."
+        )
+    size = max(1, -(-samples // devices))
+    return [min(size, samples - i) for i in range(0, max(1, samples), size)] if rows else []
+
+
+def split(inputs: Any, sizes: Sequence[int], devices: Sequence[torch.device]) -> list[Any]:
+    """Scatter: per chunk a copy of ``inputs`` with its rows of each tensor; the rest goes to all.
+
+    CUDA rows move to the replica's device; CPU tensors stay, as `pack_padded_sequence` wants them.
+    """
+
+    def chunk(start: int, size: int, device: torch.device) -> Any:
+        def take(_: str, leaves: Sequence[Any]) -> Any:
+            (part,) = leaves
+            if isinstance(part, Tensor) and part.ndim > 0:
+                part = part.narrow(0, start, size)
+            on_gpu = isinstance(part, Tensor) and part.is_cuda
+            return part.to(device, non_blocking=True) if on_gpu else part
+
+        return map_leaves(take, "inputs", [inputs])
+
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [chunk(*chunk_of) for chunk_of in zip(starts, sizes, devices, strict=True)]
+
+
+def replicate(module: Module, devices: Sequence[torch.device]) -> list[Module]:
+    """One replica per device. The first is ``module`` itself, so its buffers are updated.
+
+    The others are shallow copies that live for one forward, with buffers of their own. On CPU they
+    share the parameters; on CUDA they get copies, whose gradients flow back through the broadcast.
+    """
+    parameters, buffers = list(module.parameters()), list(module.buffers())
+    if devices[0].type == "cuda":
+        weights = broadcast(parameters, devices) or [[] for _ in devices]
+        states = broadcast(buffers, devices, detach=True) or [[] for _ in devices]
+    else:
+        weights = [parameters for _ in devices]
+        states = [[buffer.clone() for buffer in buffers] for _ in devices]
+    replicas = [module]
+    for own in list(zip(weights, states, strict=True))[1:]:
+        tensors = dict(zip([*parameters, *buffers], [*own[0], *own[1]], strict=True))
+        replicas.append(_copy_modules(module, tensors, {}))
+    return replicas
+
+
+def _copy_modules(module: Module, own: Mapping[Tensor, Tensor], memo: dict[Module, Module]) -> Any:
+    """Copy the modules and give them the tensors ``own``, as `torch.nn.parallel.replicate` does.
+
+    That one damages a `torch.compile`d child, which hands attribute writes to the module it wraps.
+    """
+    if module in memo:
+        return memo[module]
+    if isinstance(module, OptimizedModule):
+        return OptimizedModule(_copy_modules(module._orig_mod, own, memo), module.dynamo_ctx)
+    replica = memo[module] = module._replicate_for_data_parallel()  # type: ignore[operator]
+    for name, child in module._modules.items():
+        if child is not None:
+            setattr(replica, name, _copy_modules(child, own, memo))
+    for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+        if tensor is not None:
+            setattr(replica, name, own[tensor])
+        elif name in module._parameters:
+            replica._parameters[name] = None
+    if isinstance(replica, RNNBase):
+        replica.flatten_parameters()  # on CUDA, so that cuDNN finds its weights in one block
+    return replica
+
+
+def merge(outputs: Sequence[Any], sizes: Sequence[int], device: torch.device) -> Any:
+    """Gather: concatenate tensors on ``device``; any other leaf must be equal in all replicas.
+
+    Args:
+        outputs: one per replica; tensors are (k * samples of the replica, ...), with one k for all.
+        sizes: samples per replica.
+
+    Raises:
+        ValueError: a leaf cannot be gathered; the message names it, as in ``output['meta']``.
+    """
+
+    def gather(path: str, leaves: Sequence[Any]) -> Any:
+        if isinstance(leaves[0], Tensor):
+            return _concatenate(path, leaves, sizes, device)
+        try:
+            equal = all(bool(leaf == leaves[0]) for leaf in leaves)
+        except (TypeError, ValueError, RuntimeError):  # arrays compare to arrays, not to one truth
+            equal = False
+        if equal:
+            return leaves[0]
+        raise ValueError(
+            f"dp merges tensors, and values that are equal in all replicas; {path} is "
+            f"{' and '.join(repr(leaf)[:60] for leaf in leaves)}. "
+            "Return a tensor with one row per sample, or compute it in the step."
+        )
+
+    return map_leaves(gather, "output", outputs)
+
+
+def _concatenate(
+    path: str, parts: Sequence[Tensor], sizes: Sequence[int], device: torch.device
+) -> Tensor:
+    if any(part.ndim == 0 for part in parts):
+        raise ValueError(
+            f"dp cannot merge 0-dim tensors; {path} is one. A mean of chunk means is not the mean "
+            f"of the batch when chunks differ (here {list(sizes)}). "
+            "Return one value per sample, and reduce them in the step."
+        )
+    k = len(parts[0]) // sizes[0]
+    kinds = {(part.shape[1:], part.dtype) for part in parts}
+    if len(kinds) > 1 or [len(part) for part in parts] != [k * size for size in sizes]:
+        raise ValueError(
+            f"dp concatenates tensors with one row per sample; for {list(sizes)} samples {path} is "
+            f"{' and '.join(f'{tuple(part.shape)} {part.dtype}' for part in parts)}. "
+            "Pad it to a fixed shape, or compute it in the step."
+        )
+    return torch.cat([part.to(device) for part in parts])
+
+
+class ReplicaThreads:
+    """One thread per device but the first, whose replica the caller's thread computes."""
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        # Replica i always in thread i: the order in which autograd sums gradients depends on it.
+        names = [f"dp-replica-{i}" for i in range(1, len(devices))]
+        self._threads = [ThreadPoolExecutor(1, thread_name_prefix=name) for name in names]
+        self._devices = devices
+        self._draws_random: dict[bool, bool] = {}  # forward on CPU, by training mode
+
+    def run(self, replicas: Sequence[Module], inputs: Sequence[Any]) -> list[Any]:
+        """Outputs of ``replicas[i].forward(*args, **kwargs)``, in the order of the replicas.
+
+        All replicas on CPU draw from one random generator. A forward that draws (dropout) runs them
+        one after the other, so that a seed has one result; the first call of a mode finds out.
+
+        Raises:
+            Exception: the first replica's, once all have ended, with a note that names the replica.
+        """
+        mode, count, cores = replicas[0].training, len(replicas), torch.get_num_threads()
+        in_order = self._devices[0].type == "cpu" and self._draws_random.get(mode, True)
+        generator = torch.get_rng_state()
+        call = self._in_callers_modes(replicas, inputs, cores if in_order else cores // count)
+        futures: list[Future[Any]] = []
+        try:
+            first = call(0) if in_order else None
+            for i, thread in enumerate(self._threads[: count - 1], start=1):
+                futures.append(thread.submit(copy_context().run, call, i))
+                wait(futures if in_order else [])
+            return [first if in_order else call(0), *(future.result() for future in futures)]
+        finally:
+            wait(futures)
+            torch.set_num_threads(cores)
+            drew = not torch.equal(generator, torch.get_rng_state())
+            self._draws_random[mode] = drew or self._draws_random.get(mode, False)
+
+    def _in_callers_modes(
+        self, replicas: Sequence[Module], inputs: Sequence[Any], cores: int
+    ) -> Callable[[int], Any]:
+        """A function of the replica's index; torch keeps these modes per thread.
+
+        `torch.nn.parallel.parallel_apply` loses inference mode and the autocast dtype (bf16 turns to
+        fp16). No autocast cache: the fastest replica would fill it, gradients would round by chance.
+        """
+        kind = self._devices[0].type
+        grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        on_gpu = kind == "cuda"
+        streams = [torch.cuda.current_stream(d) if on_gpu else None for d in self._devices]
+
+        def call(index: int) -> Any:
+            token = _replica.set(index)
+            torch.set_num_threads(max(1, cores))  # all replicas together use the cores of one
+            autocast = torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
+            try:
+                with torch.inference_mode(inference), torch.set_grad_enabled(grad), autocast:
+                    with torch.cuda.stream(streams[index]):  # selects the device; None: no effect
+                        return replicas[index].forward(*inputs[index][0], **inputs[index][1])
+            except Exception as error:
+                where = f"replica {index} of {len(replicas)}"
+                error.add_note(f"raised in dp {where}; losses, logs and metrics belong in the step")
+                raise
+            finally:
+                _replica.reset(token)
+
+        return call
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.shutdown()
+
+
+class DataParallelStrategy(SingleDeviceStrategy):
+    """Computes ``self(x)``, called in a step, in replicas; for all else Lightning sees one device.
+
+    No sampler is injected: the loader yields the global batch, and losses, logs and metrics see all
+    of it, once. Hooks on the LightningModule see the whole batch, hooks on its children the chunk of
+    each replica. What forward sets on ``self`` is kept from replica 0 alone, and so are the running
+    statistics of BatchNorm, as with `torch.nn.DataParallel`.
+    """
+
+    strategy_name = "dp"
+
+    def __init__(self, parallel_devices: list[torch.device] | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.parallel_devices = parallel_devices or []  # the Trainer fills it from ``devices``
+        self._threads: ReplicaThreads | None = None  # None on one device: plain Lightning
+        self._has_split = False
+
+    @property
+    def num_nodes(self) -> int:
+        return 1
+
+    @num_nodes.setter
+    def num_nodes(self, num_nodes: int) -> None:
+        if num_nodes != 1:
+            raise ValueError(f"dp is one process on one node; got num_nodes={num_nodes}. Use ddp.")
+
+    @property
+    @override
+    def root_device(self) -> torch.device:
+        return self.parallel_devices[0]
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        super().setup(trainer)
+        if len(self.parallel_devices) == 1:
+            return
+        module = self.lightning_module
+        if "forward" in vars(module) or module._compiled_call_impl is not None:
+            raise ValueError(
+                "dp copies the LightningModule, which must not be compiled itself; got a compiled "
+                f"{type(module).__name__}. Compile its network: torch.compile(self.network)."
+            )
+        self._threads = ReplicaThreads(self.parallel_devices)
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._parallel_forward():
+            output = super().training_step(*args, **kwargs)
+        if self._threads and not self._has_split:
+            self._has_split = True  # say it once
+            rank_zero_warn(
+                "dp divides what forward computes; training_step did not call it with a tensor, so "
+                f"1 of {len(self.parallel_devices)} devices worked. Call self(x) in training_step."
+            )
+        return output
+
+    @override
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._parallel_forward():
+            return super().validation_step(*args, **kwargs)
+
+    @override
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._parallel_forward():
+            return super().test_step(*args, **kwargs)
+
+    @override
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._parallel_forward():
+            return super().predict_step(*args, **kwargs)
+
+    @override
+    def teardown(self) -> None:
+        if self._threads:
+            self._threads.close()
+        self._threads = None
+        super().teardown()
+
+    @classmethod
+    @override
+    def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
+        strategy_registry.register("dp", cls, "replicas of forward in one process", override=True)
+
+    @contextmanager
+    def _parallel_forward(self) -> Iterator[None]:
+        """Divide calls of ``forward`` of the Trainer's module.
+
+        Its class is patched, not the instance: copies made in a step stay plain modules.
+        """
+        if self._threads is None:
+            yield
+            return
+        root, cls = self.lightning_module, type(self.lightning_module)
+        own, plain = vars(cls).get("forward"), cls.forward
+
+        @wraps(plain)
+        def forward(module: LightningModule, *args: Any, **kwargs: Any) -> Any:
+            divide = module is root and current_replica() is None
+            return (self._forward if divide else plain)(module, *args, **kwargs)
+
+        setattr(cls, "forward", forward)  # noqa: B010
+        try:
+            yield
+        finally:
+            setattr(cls, "forward", own) if own else delattr(cls, "forward")  # noqa: B010
+
+    def _forward(self, module: LightningModule, *args: Any, **kwargs: Any) -> Any:
+        assert self._threads is not None
+        sizes = chunk_sizes({"args": args, "kwargs": kwargs}, len(self.parallel_devices))
+        self._has_split |= bool(sizes)
+        devices = self.parallel_devices[: max(1, len(sizes))]
+        hook, module._current_fx_name = module._current_fx_name, None  # Lightning refuses self.log
+        try:
+            if len(devices) == 1:
+                return self._threads.run([module], [(args, kwargs)])[0]
+            chunks = split((args, kwargs), sizes, devices)
+            return merge(self._threads.run(replicate(module, devices), chunks), sizes, devices[0])
+        finally:
+            module._current_fx_name = hook
+
+
+DataParallelStrategy.register_strategies(StrategyRegistry)

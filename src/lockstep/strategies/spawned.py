@@ -1,0 +1,48 @@
+"""``ddp_spawn``: Lightning's own launcher, over a fork server where there is one."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Literal
+
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from torch import nn
+from typing_extensions import override
+
+
+def start_method() -> Literal["forkserver", "spawn"]:
+    """The fork server has imported torch already; a spawned interpreter imports it again."""
+    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+
+class SpawnedEnvironment(LightningEnvironment):
+    """A port of its own for each run, which travels with the pickled strategy.
+
+    Lightning hands the port over in an environment variable. A fork server's children do not see
+    variables set after it started, and a ``MASTER_PORT`` left in the shell would be shared by runs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._port = find_free_network_port()
+
+    @property
+    @override
+    def main_address(self) -> str:
+        return "127.0.0.1"
+
+    @property
+    @override
+    def main_port(self) -> int:
+        return self._port
+
+
+def own_memory(module: nn.Module) -> None:
+    """Copy weights and buffers out of shared memory.
+
+    Pickled CPU tensors arrive shared between the processes; training would write to all copies at
+    once. Lightning does this for the start method ``spawn`` only.
+    """
+    for tensor in [*module.parameters(), *module.buffers()]:
+        tensor.data = tensor.data.clone()

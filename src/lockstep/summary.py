@@ -1,0 +1,65 @@
+"""The lines that a person reads at a run's start and at its end."""
+
+from __future__ import annotations
+
+from lockstep.placement import Placement
+from lockstep.record import Result, Run
+from lockstep.sizes import batch_sizes
+
+
+def opening_line(run: Run) -> str:
+    """What, how many, where: ``ddp: 2 processes x 16 samples (global batch 32), cpu, ...``."""
+    sizes = batch_sizes(run.config.data, run.placement.world_size)
+    return (
+        f"{run.placement.strategy}: {_spread(run.placement)} x {sizes.per_process} samples "
+        f"(global batch {sizes.global_}), {run.placement.accelerator}, seed {run.config.seed}, "
+        f"writing {run.directory}"
+    )
+
+
+def _spread(placement: Placement) -> str:
+    processes = _count(placement.world_size, "process", "processes")
+    if placement.world_size == 1 and placement.device_count > 1:
+        return f"{processes} on {placement.device_count} devices"
+    return processes
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def closing_block(result: Result) -> str:
+    """The numbers of a finished run, a line each."""
+    speed, first = result["samples_per_second"], result["time_to_first_step_s"]
+    rows = [
+        ("strategy", f"{result['strategy']}, {_devices(result)}"),
+        (
+            "batch",
+            f"{result['global_batch_size']} global, {result['per_process_batch_size']} per process",
+        ),
+        ("trained", f"{result['epochs']} epochs, {result['steps']} optimizer steps"),
+        (
+            "time",
+            f"{result['wall_time_s']:.1f} s in all"
+            + (f", {first:.1f} s to the first step" if first else ""),
+        ),
+        ("speed", f"{speed:,.0f} samples per second" if speed else "too few steps to tell"),
+        *((name, _value(name, value, result)) for name, value in result["metrics"].items()),
+        ("directory", str(result["directory"])),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "finished\n" + "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
+
+
+def _devices(result: Result) -> str:
+    processes = _count(result["world_size"], "process", "processes")
+    devices = result["devices"]
+    count = len(devices) if isinstance(devices, list) else devices
+    return f"{processes}, {_count(count, 'device', 'devices')} ({result['accelerator']})"
+
+
+def _value(name: str, value: object, result: Result) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    if name == "test/loss" and result.get("floor") is not None:
+        return f"{text}  (no model can get below {result['floor']:.6g})"
+    return text
