@@ -23,11 +23,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from lockstep import sweep
 from lockstep.config import as_config
 from lockstep.errors import RunFailed, UsageError
 from lockstep.launch import launch
 from lockstep.placement import place
-from lockstep.record import Run
+from lockstep.record import Run, record_refusal
 from lockstep.sizes import batch_sizes
 
 
@@ -36,6 +37,7 @@ def run(composed: DictConfig) -> float | None:
     try:
         return launch(prepare(composed))
     except (UsageError, RunFailed) as error:
+        record_refusal(Path(HydraConfig.get().runtime.output_dir), _overrides(), str(error))
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             raise  # Hydra notes it for this job, and goes on with the next
         _exit(error)
@@ -48,11 +50,18 @@ def prepare(composed: DictConfig) -> Run:
         config = replace(config, seed=random.SystemRandom().randrange(2**31))
     elif config.seed < 0:
         raise UsageError(f"seed must be 0 or greater, or null to draw one; got {config.seed}.")
+    rate = config.optimizer.get("lr", 1.0)
+    if not isinstance(rate, int | float) or isinstance(rate, bool) or not rate >= 0:
+        raise UsageError(f"optimizer.lr must be a number, 0 or greater; got {rate!r}.")
     hydra = HydraConfig.get()
-    placement = place(config, sweep=hydra.mode == RunMode.MULTIRUN)
+    placement = place(config, hydra.mode == RunMode.MULTIRUN)
     batch_sizes(config.data, placement.world_size)
     directory = Path(hydra.runtime.output_dir)
-    return Run(config, placement, directory, list(hydra.overrides.task), _plain_hydra(hydra))
+    return Run(config, placement, directory, _overrides(), _plain_hydra(hydra))
+
+
+def _overrides() -> list[str]:
+    return list(HydraConfig.get().overrides.task)
 
 
 def _plain_hydra(hydra: Any) -> dict[str, Any]:
@@ -92,6 +101,7 @@ def readable_errors() -> Iterator[None]:
             )
         )
     finally:
+        sweep.close()
         if given is None:
             os.environ.pop("HYDRA_FULL_ERROR", None)
 

@@ -52,7 +52,9 @@ class SupervisedModule(LightningModule):
         self.metrics = nn.ModuleDict(
             {stage: collection.clone(prefix=f"{stage}/") for stage in ("val", "test")}
         )
-        self.means = {stage: EpochMean() for stage in ("train", "val", "test")}
+        self.means = nn.ModuleDict(
+            {f"{stage}_loss": EpochMean() for stage in ("train", "val", "test")}
+        )
 
     @override
     def forward(self, *inputs: Tensor) -> Any:
@@ -70,12 +72,12 @@ class SupervisedModule(LightningModule):
         self._check_finite(loss)
         weight = self._weight(batch_idx)
         # A weight of 0 marks the one sample that a rank without a share joined the step with.
-        self.means["train"].add(loss, samples if weight else 0)
+        self.means["train_loss"].update(loss, samples if weight else 0)
         return loss * weight if weight != 1.0 else loss
 
     @override
     def on_train_epoch_end(self) -> None:
-        self._log_mean("train")
+        self.log("train/loss", self.means["train_loss"])
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -122,15 +124,10 @@ class SupervisedModule(LightningModule):
 
     def _evaluate(self, stage: str, batch: Batch) -> None:
         prediction, loss, samples = self.predict_and_loss(batch)
-        self.means[stage].add(loss, samples)
+        self.means[f"{stage}_loss"].update(loss, samples)
         self.metrics[stage].update(prediction, batch[-1])
 
-    def _log_mean(self, stage: str) -> None:
-        mean = self.means[stage].reduce_and_reset(self.trainer.strategy)
-        self.log(f"{stage}/loss", mean)
-
     def _log_evaluation(self, stage: str) -> None:
-        self._log_mean(stage)
-        values = self.metrics[stage].compute()
-        self.log_dict(values)
-        self.metrics[stage].reset()
+        """Lightning computes each metric over all ranks once, and resets it."""
+        self.log(f"{stage}/loss", self.means[f"{stage}_loss"])
+        self.log_dict(dict(self.metrics[stage].items()))

@@ -85,6 +85,14 @@ def write_result(run: Run, outcome: Result) -> Result:
     return result
 
 
+def record_refusal(directory: Path, overrides: list[str], error: str) -> None:
+    """Leave a ``result.json`` for a run that was refused before it had anything to write."""
+    path = directory / "result.json"
+    if not path.exists():
+        refusal = {"status": "failed", "error": error, "overrides": overrides}
+        write_atomically(path, json.dumps(refusal, indent=2) + "\n")
+
+
 def read_result(path: Path) -> Result:
     """A ``result.json``; an unreadable one is a result whose status says so."""
     try:

@@ -22,6 +22,7 @@ from lockstep.build import Built, build
 from lockstep.callbacks.guards import LeaveOnSigterm, PeerCheck, RankSeeds
 from lockstep.callbacks.step_clock import StepClock
 from lockstep.data import DataModule
+from lockstep.epoch_mean import EpochMean
 from lockstep.record import Run
 
 
@@ -111,8 +112,12 @@ def plain_metrics(trainer: Trainer) -> dict[str, float | list[Any]]:
 
 def samples_seen(module: LightningModule) -> dict[str, int]:
     """Samples counted in the last epoch of each stage, over all ranks."""
-    means = getattr(module, "means", {})
-    return {stage: mean.samples_seen for stage, mean in means.items() if mean.samples_seen}
+    means = {name: mean for name, mean in module.named_modules() if isinstance(mean, EpochMean)}
+    return {
+        name.rpartition(".")[2].removesuffix("_loss"): mean.samples_seen
+        for name, mean in means.items()
+        if mean.samples_seen
+    }
 
 
 def log_config(trainer: Trainer, run: Run) -> None:

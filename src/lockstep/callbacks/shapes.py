@@ -21,41 +21,59 @@ Seen = tuple[str, list[int], list[int]]
 class Shapes(Callback):
     """For each training batch, the sizes inside each replica or rank, and outside.
 
-    "Inside" is what ``network`` is called with; "outside" is the batch that the step works on: the
-    whole global batch under dp, a rank's share of it under ddp.
+    "Inside" is what ``network`` is called with; "outside" is what the step gives to and gets from
+    the module: the whole global batch under dp, a rank's share of it under ddp.
     """
 
     def __init__(self) -> None:
-        self._seen: list[Seen] = []
-        self._hook: RemovableHandle | None = None
+        self._inside: list[Seen] = []
+        self._outside: list[Seen] = []
+        self._hooks: list[RemovableHandle] = []
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         network = pl_module.network
         assert isinstance(network, nn.Module)
-        self._hook = network.register_forward_hook(self._note)
+        self._hooks = [
+            network.register_forward_hook(self._note_inside),
+            pl_module.register_forward_hook(self._note_outside),
+        ]
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        inside, self._seen = sorted(self._seen), []
-        rank = f"rank {trainer.global_rank}" if trainer.world_size > 1 else "process"
-        lines = [f"  in {where or rank}: input {size}, output {out}" for where, size, out in inside]
-        lines.append(f"  outside, {rank}: input {list(batch[0].shape)}, target {list(batch[-1].shape)}")
+        process = f"rank {trainer.global_rank}" if trainer.world_size > 1 else "process"
+        lines = [
+            f"  in {where or process}: input {size}, output {output}"
+            for where, size, output in sorted(self._inside)
+        ] + [
+            f"  outside, {process}: input {size}, output {output}"
+            for _, size, output in self._outside
+        ]
+        self._inside, self._outside = [], []
         texts = _of_all_ranks("\n".join(lines), trainer.world_size)
         if trainer.is_global_zero:
             log.info("\n".join([f"batch {batch_idx}", *texts]))
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._hook is not None:
-            self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
-    def _note(self, network: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        replica = current_replica()
-        where = "" if replica is None else f"replica {replica}"
-        self._seen.append((where, list(inputs[0].shape), list(output.shape)))
+    def _note_inside(self, network: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self._inside.append(_sizes(inputs, output))
+
+    def _note_outside(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        # Lightning also sends whole training steps through a ddp module's call: no tensor comes first.
+        if current_replica() is None and isinstance(inputs[0], Tensor):
+            self._outside.append(_sizes(inputs, output))
+
+
+def _sizes(inputs: tuple[Tensor, ...], output: Tensor) -> Seen:
+    replica = current_replica()
+    where = "" if replica is None else f"replica {replica}"
+    return where, list(inputs[0].shape), list(output.shape)
 
 
 def _of_all_ranks(text: str, world_size: int) -> list[str]:

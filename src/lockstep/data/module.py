@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,8 @@ from lockstep.config import DataConfig
 from lockstep.data.sharding import EvalShards, TrainShards
 from lockstep.errors import UsageError
 from lockstep.sizes import BatchSizes
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,13 @@ class DataModule(LightningDataModule):
         self.splits, self.config, self.sizes, self.seed = splits, config, sizes, seed
         for name in ("train", "val", "test"):
             self._check(name, getattr(splits, name))
+        assert isinstance(splits.train, Sized)
+        if sizes.global_ > len(splits.train):
+            log.info(
+                "data.global_batch_size is %d, the training set holds %d samples: one batch of all",
+                sizes.global_,
+                len(splits.train),
+            )
 
     @override
     def train_dataloader(self) -> DataLoader[Any]:
@@ -100,6 +111,8 @@ class DataModule(LightningDataModule):
 
     def _evaluate(self, dataset: Dataset[Any] | None) -> DataLoader[Any] | list[Any]:
         if dataset is None:
+            # Lightning takes an empty list for "no such stage", and warns of it all the same.
+            warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
             return []
         sampler = EvalShards(dataset, rank=self._rank, world_size=self._world_size)
         return self._loader(dataset, sampler, self.sizes.eval_per_process)

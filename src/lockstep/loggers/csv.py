@@ -19,8 +19,8 @@ class CsvLogger(Logger):
     """Rows of ``step, epoch, seconds`` (since the logger was made) and the metrics of that step.
 
     Lightning's logger of this kind deletes what it finds in its directory, which here is the run's.
-    A row is kept in memory until `save`, which Lightning calls every few steps; a new metric's
-    column rewrites the file, other rows are appended.
+    Values of one step are one row, so the newest row waits in memory for more until the next step
+    or the end. A new metric's column rewrites the file; other rows are appended.
     """
 
     def __init__(self, directory: str) -> None:
@@ -58,31 +58,32 @@ class CsvLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         values = dict(metrics)
-        row = {"step": step, "epoch": values.pop("epoch", None)}
-        last = self._rows[-1] if len(self._rows) > self._written else None
-        if last is not None and last["step"] == step:
-            last.update(values)  # training's and validation's values of one step are one row
-        else:
-            self._rows.append(row | {"seconds": round(time.time() - self._started, 3)} | values)
+        epoch = values.pop("epoch", None)
+        if not self._rows or self._rows[-1]["step"] != step:
+            seconds = round(time.time() - self._started, 3)
+            self._rows.append({"step": step, "epoch": epoch, "seconds": seconds})
+        self._rows[-1].update(values)
 
     @override
     @rank_zero_only
     def save(self) -> None:
-        new = self._rows[self._written :]
+        self._write(len(self._rows) - 1)
+
+    @override
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        self._write(len(self._rows))
+
+    def _write(self, end: int) -> None:
+        new = self._rows[self._written : end]
         if not new:
             return
-        unknown = [name for row in new for name in row if name not in self._columns]
-        if unknown:
-            self._columns += sorted(set(unknown))
+        unknown = sorted({name for row in new for name in row} - set(self._columns))
+        self._columns += unknown
         rewrite = bool(unknown) or self._written == 0
         with self.path.open("w" if rewrite else "a", newline="") as file:
             writer = csv.DictWriter(file, self._columns)
             if rewrite:
                 writer.writeheader()
-            writer.writerows(self._rows if rewrite else new)
-        self._written = len(self._rows)
-
-    @override
-    @rank_zero_only
-    def finalize(self, status: str) -> None:
-        self.save()
+            writer.writerows(self._rows[:end] if rewrite else new)
+        self._written = end

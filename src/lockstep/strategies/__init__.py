@@ -1,1 +1,1 @@
-"""Strategies that Lightning does not have; importing a module of this package registers its name."""
+"""Strategies that Lightning does not have. Importing one registers its name."""

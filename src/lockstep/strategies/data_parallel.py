@@ -10,16 +10,16 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from functools import wraps
 from typing import Any
 
 import torch
-from lightning.fabric.strategies import _StrategyRegistry
+from lightning.fabric.strategies.registry import _StrategyRegistry
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch._dynamo import OptimizedModule
 from torch.nn import Module, RNNBase
@@ -129,7 +129,8 @@ def replicate(module: Module, devices: Sequence[torch.device]) -> list[Module]:
     The others are shallow copies that live for one forward, with buffers of their own. On CPU they
     share the parameters; on CUDA they get copies, whose gradients flow back through the broadcast.
     """
-    parameters, buffers = list(module.parameters()), list(module.buffers())
+    parameters: list[Tensor] = list(module.parameters())
+    buffers = list(module.buffers())
     if devices[0].type == "cuda":
         weights = broadcast(parameters, devices) or [[] for _ in devices]
         states = broadcast(buffers, devices, detach=True) or [[] for _ in devices]
@@ -152,7 +153,7 @@ def _copy_modules(module: Module, own: Mapping[Tensor, Tensor], memo: dict[Modul
         return memo[module]
     if isinstance(module, OptimizedModule):
         return OptimizedModule(_copy_modules(module._orig_mod, own, memo), module.dynamo_ctx)
-    replica = memo[module] = module._replicate_for_data_parallel()  # type: ignore[operator]
+    replica = memo[module] = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
     for name, child in module._modules.items():
         if child is not None:
             setattr(replica, name, _copy_modules(child, own, memo))
@@ -215,6 +216,13 @@ def _concatenate(
     return torch.cat([part.to(device) for part in parts])
 
 
+def _stream(device: torch.device) -> Any:
+    """This thread's stream as a context that also selects the device."""
+    if device.type != "cuda":
+        return nullcontext()  # torch.cuda.stream(None) would look for a driver at every call
+    return torch.cuda.stream(torch.cuda.current_stream(device))
+
+
 class ReplicaThreads:
     """One thread per device but the first, whose replica the caller's thread computes."""
 
@@ -254,25 +262,25 @@ class ReplicaThreads:
     def _in_callers_modes(
         self, replicas: Sequence[Module], inputs: Sequence[Any], cores: int
     ) -> Callable[[int], Any]:
-        """A function of the replica's index; torch keeps these modes per thread.
+        """A function of the replica's index that repeats what torch keeps per thread.
 
-        `torch.nn.parallel.parallel_apply` loses inference mode and the autocast dtype (bf16 turns to
-        fp16). No autocast cache: the fastest replica would fill it, gradients would round by chance.
+        `torch.nn.parallel.parallel_apply` loses inference mode and the autocast dtype (bf16 becomes
+        fp16). No autocast cache: the fastest replica would fill it, and gradients round by chance.
         """
         kind = self._devices[0].type
         grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        on_gpu = kind == "cuda"
-        streams = [torch.cuda.current_stream(d) if on_gpu else None for d in self._devices]
+        streams = [_stream(device) for device in self._devices]
 
         def call(index: int) -> Any:
             token = _replica.set(index)
             torch.set_num_threads(max(1, cores))  # all replicas together use the cores of one
             autocast = torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
+            args, kwargs = inputs[index]
             try:
-                with torch.inference_mode(inference), torch.set_grad_enabled(grad), autocast:
-                    with torch.cuda.stream(streams[index]):  # selects the device; None: no effect
-                        return replicas[index].forward(*inputs[index][0], **inputs[index][1])
+                with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+                    with autocast, streams[index]:
+                        return replicas[index].forward(*args, **kwargs)
             except Exception as error:
                 where = f"replica {index} of {len(replicas)}"
                 error.add_note(f"raised in dp {where}; losses, logs and metrics belong in the step")
@@ -290,8 +298,8 @@ class ReplicaThreads:
 class DataParallelStrategy(SingleDeviceStrategy):
     """Computes ``self(x)``, called in a step, in replicas; for all else Lightning sees one device.
 
-    No sampler is injected: the loader yields the global batch, and losses, logs and metrics see all
-    of it, once. Hooks on the LightningModule see the whole batch, hooks on its children the chunk of
+    No sampler is injected: the loader yields the global batch; losses, logs and metrics see all of
+    it, once. Hooks on the LightningModule see the whole batch, hooks on its children the chunk of
     each replica. What forward sets on ``self`` is kept from replica 0 alone, and so are the running
     statistics of BatchNorm, as with `torch.nn.DataParallel`.
     """
@@ -321,9 +329,10 @@ class DataParallelStrategy(SingleDeviceStrategy):
     @override
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
+        module = self.lightning_module
+        assert module is not None
         if len(self.parallel_devices) == 1:
             return
-        module = self.lightning_module
         if "forward" in vars(module) or module._compiled_call_impl is not None:
             raise ValueError(
                 "dp copies the LightningModule, which must not be compiled itself; got a compiled "
@@ -379,7 +388,9 @@ class DataParallelStrategy(SingleDeviceStrategy):
         if self._threads is None:
             yield
             return
-        root, cls = self.lightning_module, type(self.lightning_module)
+        root = self.lightning_module
+        assert root is not None
+        cls = type(root)
         own, plain = vars(cls).get("forward"), cls.forward
 
         @wraps(plain)
@@ -391,7 +402,7 @@ class DataParallelStrategy(SingleDeviceStrategy):
         try:
             yield
         finally:
-            setattr(cls, "forward", own) if own else delattr(cls, "forward")  # noqa: B010
+            setattr(cls, "forward", own) if own else delattr(cls, "forward")
 
     def _forward(self, module: LightningModule, *args: Any, **kwargs: Any) -> Any:
         assert self._threads is not None

@@ -1,0 +1,60 @@
+"""The closing lines of a sweep: which jobs finished, which failed and why."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+from typing_extensions import override
+
+from lockstep.record import Result, read_result
+
+
+class RememberSweep(Callback):
+    """Hydra tells callbacks of a sweep's end only when every job was good, so the lines are written
+    by `close`, at the end of the command; this notes that there is a sweep, and where."""
+
+    directory: Path | None = None
+
+    @override
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        type(self).directory = Path(config.hydra.sweep.dir)
+
+
+def close() -> None:
+    """Print the closing lines of this command's sweep, if it was one."""
+    directory, RememberSweep.directory = RememberSweep.directory, None
+    if directory is not None and directory.is_dir():
+        print(closing_lines(directory), flush=True)
+        sys.stdout.flush()
+
+
+def closing_lines(directory: Path) -> str:
+    """One line per job, by the ``result.json`` that it left, in the order of the jobs."""
+    paths = sorted(directory.glob("*/result.json"), key=lambda path: _by_number(path.parent.name))
+    results = {path.parent.name: read_result(path) for path in paths}
+    counts: dict[str, int] = {}
+    for result in results.values():
+        counts[result["status"]] = counts.get(result["status"], 0) + 1
+    total = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    lines = [_line(name, result) for name, result in results.items()]
+    return "\n".join([f"sweep {directory}: {total or 'no job was started'}", *lines])
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    return (int(name) if name.isdigit() else sys.maxsize, name)
+
+
+def _line(name: str, result: Result) -> str:
+    overrides = " ".join(result.get("overrides", []))
+    if result["status"] == "finished":
+        metrics = result["metrics"]
+        key = next((key for key in ("test/loss", "val/loss", *metrics) if key in metrics), None)
+        end = f"{key} {metrics[key]:.6g}" if key else ""
+        end = f"{end}  {result['wall_time_s']:.1f} s"
+    else:
+        end = (result.get("error") or "").partition("\n")[0]
+    return f"  #{name}  {result['status']:<11} {overrides}  {end}"
