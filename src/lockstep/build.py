@@ -49,9 +49,7 @@ def make(target: Target, **extra: Any) -> Any:
     return instantiate(target, **extra, _convert_="all")
 
 
-def build_data(
-    config: Config, placement: Placement
-) -> tuple[LightningDataModule, float | None]:
+def build_data(config: Config, placement: Placement) -> tuple[LightningDataModule, float | None]:
     made = make(config.data.datasets)
     if isinstance(made, LightningDataModule):
         return made, None

@@ -136,7 +136,7 @@ def _explain_key(error: Exception, cause: Any) -> str:
         return f"{key}: {cause.msg.splitlines()[0] if cause.msg else cause}."
     parent = cause.parent_node
     if isinstance(parent, Mapping) or hasattr(parent, "keys"):
-        choices = [str(name) for name in parent.keys()]
+        choices = [str(name) for name in parent]
         place = key.rpartition(".")[0] or "the config"
         last = key.rpartition(".")[2]
         shown = ", ".join(choices)
@@ -154,5 +154,3 @@ def _first_line(error: Exception) -> str:
 def _nearest(name: str, choices: list[str]) -> str:
     near = get_close_matches(name, choices, n=1, cutoff=0.5)
     return f" Did you mean {near[0]}?" if near else ""
-
-

@@ -130,7 +130,7 @@ class Config:
 def register() -> None:
     """Make the schema known to Hydra, as ``schema`` in a defaults list, and ``${run_name:}``."""
     ConfigStore.instance().store(name="schema", node=Config)
-    OmegaConf.register_new_resolver("run_name", run_name, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("run_name", lambda: run_name(), replace=True)
 
 
 def as_config(composed: DictConfig) -> Config:

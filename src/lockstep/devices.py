@@ -43,7 +43,7 @@ def resolve_accelerator(asked: str, environ: Mapping[str, str] = os.environ) -> 
 
 
 def available(accelerator: str, environ: Mapping[str, str] = os.environ) -> int:
-    """Devices of one kind on this machine; a CPU stands for as many as one likes, here its cores."""
+    """Devices of one kind on this machine; of a CPU, its cores, which any number may share."""
     if accelerator == "gpu":
         # Without NVIDIA's library there may still be GPUs (ROCm): only then torch is asked.
         return nvidia_gpus(environ) or _torch_gpus()
@@ -83,9 +83,7 @@ def resolve_devices(
     return asked
 
 
-def _check_ids(
-    ids: list[Any], accelerator: str, environ: Mapping[str, str]
-) -> int | list[int]:
+def _check_ids(ids: list[Any], accelerator: str, environ: Mapping[str, str]) -> int | list[int]:
     whole = all(isinstance(item, int) and not isinstance(item, bool) for item in ids)
     if not ids or not whole or len(set(ids)) < len(ids) or min(ids) < 0:
         raise UsageError(

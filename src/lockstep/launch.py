@@ -31,13 +31,15 @@ def launch(run: Run) -> float | None:
     if writes:
         claim(run)
         log.info(opening_line(run))
+    else:
+        logging.getLogger().setLevel(logging.ERROR)  # one log, from rank zero
     try:
         outcome = {"status": "finished", **_compute(run)}
         value = _objective(run, outcome)
     except BaseException as error:
         if writes:
             _record_failure(run, error)
-        raise _as_seen_by_a_person(run, error) from error
+        raise _as_seen_by_a_person(error) from error
     if writes:
         log.info(closing_block(write_result(run, outcome)))
     return value
@@ -101,7 +103,7 @@ def _record_failure(run: Run, error: BaseException) -> None:
         log.error("result.json could not be written: %s", problem)
 
 
-def _as_seen_by_a_person(run: Run, error: BaseException) -> BaseException:
+def _as_seen_by_a_person(error: BaseException) -> BaseException:
     """`UsageError`, `RunFailed`, KeyboardInterrupt or SystemExit, whatever broke."""
     if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
         return KeyboardInterrupt()  # Lightning turns Ctrl-C into exit status 1

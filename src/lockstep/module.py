@@ -49,12 +49,9 @@ class SupervisedModule(LightningModule):
         self.loss = loss
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         collection = MetricCollection(dict(metrics or {}))
-        self.metrics = nn.ModuleDict(
-            {stage: collection.clone(prefix=f"{stage}/") for stage in ("val", "test")}
-        )
-        self.means = nn.ModuleDict(
-            {f"{stage}_loss": EpochMean() for stage in ("train", "val", "test")}
-        )
+        self.train_loss, self.val_loss, self.test_loss = EpochMean(), EpochMean(), EpochMean()
+        self.val_metrics = collection.clone(prefix="val/")
+        self.test_metrics = collection.clone(prefix="test/")
 
     @override
     def forward(self, *inputs: Tensor) -> Any:
@@ -72,28 +69,30 @@ class SupervisedModule(LightningModule):
         self._check_finite(loss)
         weight = self._weight(batch_idx)
         # A weight of 0 marks the one sample that a rank without a share joined the step with.
-        self.means["train_loss"].update(loss, samples if weight else 0)
+        self.train_loss.update(loss, samples if weight else 0)
         return loss * weight if weight != 1.0 else loss
 
     @override
     def on_train_epoch_end(self) -> None:
-        self.log("train/loss", self.means["train_loss"])
+        self.log("train/loss", self.train_loss)
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluate("val", batch)
+        self._evaluate(batch, self.val_loss, self.val_metrics)
 
     @override
     def on_validation_epoch_end(self) -> None:
-        self._log_evaluation("val")
+        self.log("val/loss", self.val_loss)
+        self.log_dict(dict(self.val_metrics.items()))
 
     @override
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluate("test", batch)
+        self._evaluate(batch, self.test_loss, self.test_metrics)
 
     @override
     def on_test_epoch_end(self) -> None:
-        self._log_evaluation("test")
+        self.log("test/loss", self.test_loss)
+        self.log_dict(dict(self.test_metrics.items()))
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
@@ -122,12 +121,8 @@ class SupervisedModule(LightningModule):
                 "trainer.detect_anomaly=true names the operation."
             )
 
-    def _evaluate(self, stage: str, batch: Batch) -> None:
+    def _evaluate(self, batch: Batch, mean: EpochMean, metrics: MetricCollection) -> None:
+        """Lightning computes what is logged over all ranks, once per epoch, and resets it."""
         prediction, loss, samples = self.predict_and_loss(batch)
-        self.means[f"{stage}_loss"].update(loss, samples)
-        self.metrics[stage].update(prediction, batch[-1])
-
-    def _log_evaluation(self, stage: str) -> None:
-        """Lightning computes each metric over all ranks once, and resets it."""
-        self.log(f"{stage}/loss", self.means[f"{stage}_loss"])
-        self.log_dict(dict(self.metrics[stage].items()))
+        mean.update(loss, samples)
+        metrics.update(prediction, batch[-1])

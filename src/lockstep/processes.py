@@ -154,7 +154,8 @@ def configure_logging(run: Run, rank: int) -> None:
     from omegaconf import OmegaConf
 
     hydra = OmegaConf.create({"hydra": run.hydra})
-    HydraConfig.instance().cfg = hydra  # set_config wants Hydra's own classes back
+    # set_config would want Hydra's own classes back
+    HydraConfig.instance().cfg = hydra  # type: ignore[assignment]
     if rank == 0:
         configure_log(hydra.hydra.job_logging, hydra.hydra.verbose)
     else:

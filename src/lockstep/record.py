@@ -48,7 +48,7 @@ def claim(run: Run) -> None:
             f"(status: {read_result(existing).get('status', 'unknown')}). "
             "Choose another hydra.run.dir, or move that directory away."
         )
-    config = OmegaConf.to_container(OmegaConf.structured(run.config))
+    config = _portable(OmegaConf.to_container(OmegaConf.structured(run.config)), run.directory)
     header = "# The resolved config of this run. To run it again, from the project's directory:\n"
     command = f"# python train.py --config-dir '{run.directory}/.hydra' --config-name config\n"
     defaults = {"defaults": ["schema", {"hydra": "default"}, "_self_"]}
@@ -56,6 +56,17 @@ def claim(run: Run) -> None:
     write_atomically(run.directory / ".hydra" / "config.yaml", header + command + text)
     write_atomically(run.directory / ".hydra" / "overrides.yaml", yaml.safe_dump(run.overrides))
     write_result(run, {"status": "running"})
+
+
+def _portable(value: Any, directory: Path) -> Any:
+    """Paths in the run's directory become those of whichever run reads the config next."""
+    if isinstance(value, dict):
+        return {key: _portable(item, directory) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_portable(item, directory) for item in value]
+    if isinstance(value, str) and Path(value).is_relative_to(directory):
+        return value.replace(str(directory), "${hydra:runtime.output_dir}", 1)
+    return value
 
 
 def write_result(run: Run, outcome: Result) -> Result:

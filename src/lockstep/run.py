@@ -10,11 +10,12 @@ import os
 import random
 import sys
 import warnings
+from importlib.metadata import version
 from typing import Any
 
 import torch
 import torch.distributed
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer, __version__
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import OmegaConf
 
@@ -60,9 +61,8 @@ def fit_and_test(built: Built, run: Run) -> dict[str, Any]:
         trainer.fit(built.module, datamodule=built.data)
         outcome = describe_training(built, run)
         if run.config.test and has_test(built.module, built.data):
-            trainer.test(
-                built.module, datamodule=built.data, ckpt_path=best_checkpoint(trainer), verbose=False
-            )
+            best = best_checkpoint(trainer)
+            trainer.test(built.module, datamodule=built.data, ckpt_path=best, verbose=False)
             outcome["metrics"] |= plain_metrics(trainer)
         outcome["samples_seen"] = samples_seen(built.module)
         exit_code = 0
@@ -75,7 +75,7 @@ def fit_and_test(built: Built, run: Run) -> dict[str, Any]:
 def describe_training(built: Built, run: Run) -> dict[str, Any]:
     """What is known after training; testing resets these counters."""
     trainer = built.trainer
-    clock = next(item for item in trainer.callbacks if isinstance(item, StepClock))
+    clock = next(item for item in callbacks_of(trainer) if isinstance(item, StepClock))
     return {
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,
@@ -85,8 +85,13 @@ def describe_training(built: Built, run: Run) -> dict[str, Any]:
         "peak_memory_bytes": gather(peak_memory_bytes()),
         "pids": gather(os.getpid()),
         "threads_per_process": torch.get_num_threads(),
-        "versions": {"torch": torch.__version__, "lightning": __version__},
+        "versions": {"torch": torch.__version__, "lightning": version("lightning")},
     }
+
+
+def callbacks_of(trainer: Trainer) -> list[Callback]:
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set elsewhere
+    return callbacks
 
 
 def best_checkpoint(trainer: Trainer) -> str | None:
@@ -112,11 +117,10 @@ def plain_metrics(trainer: Trainer) -> dict[str, float | list[Any]]:
 
 def samples_seen(module: LightningModule) -> dict[str, int]:
     """Samples counted in the last epoch of each stage, over all ranks."""
-    means = {name: mean for name, mean in module.named_modules() if isinstance(mean, EpochMean)}
     return {
         name.rpartition(".")[2].removesuffix("_loss"): mean.samples_seen
-        for name, mean in means.items()
-        if mean.samples_seen
+        for name, mean in module.named_modules()
+        if isinstance(mean, EpochMean) and mean.samples_seen
     }
 
 
@@ -189,5 +193,5 @@ def finish_wandb(exit_code: int) -> None:
     """Close this process's wandb run with the job's own exit code, and end its service."""
     wandb = sys.modules.get("wandb")
     if wandb is not None and wandb.run is not None:
-        wandb.finish(exit_code=exit_code, quiet=True)
+        wandb.finish(exit_code=exit_code)
         wandb.teardown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 from collections.abc import Mapping
@@ -18,7 +19,9 @@ def run_name(environ: Mapping[str, str] = os.environ) -> str:
     return _drawn()
 
 
+@functools.cache
 def _drawn() -> str:
+    """One name per command, however often a config is resolved."""
     return f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(2)}"
 
 
@@ -27,15 +30,17 @@ def _agreed_under_torchrun(environ: Mapping[str, str]) -> str:
     to the others through the launcher's own store."""
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return f"torchrun/{environ['TORCHELASTIC_RUN_ID']}-{environ['MASTER_PORT']}"
-    from torch.distributed import PrefixStore, TCPStore
+    import torch.distributed as dist
 
-    store = TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         environ["MASTER_ADDR"],
         int(environ["MASTER_PORT"]),
         is_master=False,
         timeout=timedelta(seconds=60),
     )
-    mine = PrefixStore(f"lockstep/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    mine = dist.PrefixStore(  # type: ignore[attr-defined]
+        f"lockstep/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store
+    )
     if int(environ["RANK"]) == 0:
         mine.set("run_name", _drawn())
     return str(mine.get("run_name").decode())

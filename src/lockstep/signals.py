@@ -10,7 +10,7 @@ import time
 from types import FrameType
 
 
-def leave(signum: int, frame: FrameType | None) -> None:
+def leave(signum: int, _: FrameType | None) -> None:
     """Raise SystemExit(128 + signum); a second signal must not cut the clean-up short."""
     signal.signal(signum, signal.SIG_IGN)
     raise SystemExit(128 + signum)

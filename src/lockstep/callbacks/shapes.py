@@ -65,7 +65,7 @@ class Shapes(Callback):
         self._inside.append(_sizes(inputs, output))
 
     def _note_outside(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        # Lightning also sends whole training steps through a ddp module's call: no tensor comes first.
+        # Lightning sends whole training steps through a ddp module's call too: first a batch.
         if current_replica() is None and isinstance(inputs[0], Tensor):
             self._outside.append(_sizes(inputs, output))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -45,7 +46,7 @@ class StepClock(Callback):
         a few long ones, which a median does not see.
         """
         ends = list(self._ends)[len(self._ends) // 10 :]
-        steps = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+        steps = [after - before for before, after in pairwise(ends)]
         typical = median(steps) if steps else 0.0
         return {
             "time_to_first_step_s": self._first - run_started if self._first else None,

@@ -64,9 +64,7 @@ class DataModule(LightningDataModule):
     index.
     """
 
-    def __init__(
-        self, splits: Splits, config: DataConfig, sizes: BatchSizes, seed: int
-    ) -> None:
+    def __init__(self, splits: Splits, config: DataConfig, sizes: BatchSizes, seed: int) -> None:
         super().__init__()
         self.splits, self.config, self.sizes, self.seed = splits, config, sizes, seed
         for name in ("train", "val", "test"):

@@ -47,9 +47,7 @@ class TrainShards(DistributedSampler[int]):
         shuffle: bool = True,
         drop_last: bool = False,
     ) -> None:
-        super().__init__(
-            dataset, num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed
-        )
+        super().__init__(dataset, num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed)
         assert isinstance(dataset, Sized)
         self.samples = len(dataset)
         self.global_batch_size = min(global_batch_size, self.samples)

@@ -11,9 +11,7 @@ import torch
 from lockstep.data.module import Splits, Tensors
 
 
-def standard_normal(
-    samples: int, features: int, targets: int, seed: int = 0
-) -> Splits:
+def standard_normal(samples: int, features: int, targets: int, seed: int = 0) -> Splits:
     """Inputs ``(samples, features)`` and targets ``(samples, targets)``, unrelated noise.
 
     The best constant answer is 0, with a mean squared error of about 1. The same samples serve for
@@ -41,11 +39,7 @@ def teacher_regression(
     mix = torch.randn(4, 1, generator=generator)
     error = noise * torch.randn(count, 1, generator=generator)
     targets = torch.sin(inputs @ weight) @ mix + error
-    parts = [
-        Tensors(x, y)
-        for x, y in zip(
-            inputs.split([train, val, test]), targets.split([train, val, test]), strict=True
-        )
-    ]
     floor = error[train + val :].square().mean().item() if test else None
-    return Splits(*parts, floor=floor)
+    ends = (slice(train), slice(train, train + val), slice(train + val, count))
+    first, second, third = (Tensors(inputs[part], targets[part]) for part in ends)
+    return Splits(first, second if val else None, third if test else None, floor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -17,7 +19,7 @@ class MLP(nn.Module):
         sizes = [features, *[width] * depth]
         hidden = [
             layer
-            for before, after in zip(sizes, sizes[1:], strict=False)
+            for before, after in pairwise(sizes)
             for layer in (nn.Linear(before, after), nn.ReLU())
         ]
         self.layers = nn.Sequential(*hidden, nn.Linear(sizes[-1], outputs))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 from typing import Literal
 
-from lightning.fabric.plugins.environments.lightning import find_free_network_port
-from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.fabric.plugins.environments.lightning import (
+    LightningEnvironment,
+    find_free_network_port,
+)
 from torch import nn
 from typing_extensions import override
 
