@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, Strategy
@@ -46,7 +47,15 @@ def build(
 def make(target: Target, **extra: Any) -> Any:
     """Call what ``_target_`` names. Containers arrive as plain dicts and lists: an omegaconf object
     in a module's hyper-parameters would make its checkpoints unreadable with ``weights_only``."""
-    return instantiate(target, **extra, _convert_="all")
+    try:
+        return instantiate(target, **extra, _convert_="all")
+    except InstantiationException as error:
+        # Hydra wraps what a target raises; a person's own mistake is told without that.
+        if isinstance(error.__cause__, UsageError):
+            raise error.__cause__ from None
+        if str(error).startswith("Error locating target"):
+            raise UsageError(f"{error}. Is the name right, and its package installed?") from None
+        raise
 
 
 def build_data(config: Config, placement: Placement) -> tuple[LightningDataModule, float | None]:
@@ -71,7 +80,8 @@ def build_module(config: Config) -> LightningModule:
         "scheduler": make(config.scheduler) if config.scheduler else None,
     }
     taken = inspect.signature(factory.func).parameters
-    module = factory(**{name: value for name, value in offered.items() if name in taken})
+    takes_all = any(item.kind is item.VAR_KEYWORD for item in taken.values())
+    module = factory(**{k: value for k, value in offered.items() if takes_all or k in taken})
     if not isinstance(module, LightningModule):
         raise UsageError(
             "model._target_ must be a LightningModule, such as lockstep.module.SupervisedModule "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
@@ -135,7 +135,7 @@ def _explain_key(error: Exception, cause: Any) -> str:
     if isinstance(cause, ValidationError):
         return f"{key}: {cause.msg.splitlines()[0] if cause.msg else cause}."
     parent = cause.parent_node
-    if isinstance(parent, Mapping) or hasattr(parent, "keys"):
+    if hasattr(parent, "keys") and key.rpartition(".")[2] not in parent:
         choices = [str(name) for name in parent]
         place = key.rpartition(".")[0] or "the config"
         last = key.rpartition(".")[2]

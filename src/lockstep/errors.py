@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
+
 
 class UsageError(ValueError):
     """Something a person can mend: the message names the rule, the value and the repair."""
@@ -9,3 +13,19 @@ class UsageError(ValueError):
 
 class RunFailed(RuntimeError):
     """A run ended with an error that has been logged; the message is its last line."""
+
+
+def as_usage_error(error: BaseException) -> UsageError | None:
+    """The error of a person, where ``error`` is one; None where the traceback is needed.
+
+    A full or read-only disk is met in the middle of a run, by whatever writes next.
+    """
+    if isinstance(error, UsageError):
+        return error
+    if isinstance(error, OSError) and error.errno in DISK:
+        path = error.filename2 or error.filename or "The run directory"
+        return UsageError(
+            f"{path} cannot be written: {error.strerror}. What was written before is kept. "
+            "Make room, or use hydra.run.dir=<a directory that can be written>."
+        )
+    return None

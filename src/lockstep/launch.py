@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import traceback
 
-from lockstep.errors import RunFailed, UsageError
+from lockstep.errors import RunFailed, UsageError, as_usage_error
 from lockstep.placement import STRATEGIES
 from lockstep.processes import context, in_ranks, in_worker
 from lockstep.record import Result, Run, claim, write_result
@@ -37,9 +37,10 @@ def launch(run: Run) -> float | None:
         outcome = {"status": "finished", **_compute(run)}
         value = _objective(run, outcome)
     except BaseException as error:
+        seen = _as_seen_by_a_person(error)
         if writes:
-            _record_failure(run, error)
-        raise _as_seen_by_a_person(error) from error
+            _record_failure(run, error, seen)
+        raise seen from error
     if writes:
         log.info(closing_block(write_result(run, outcome)))
     return value
@@ -90,15 +91,15 @@ class UnknownObjective(UsageError):
         self.outcome = outcome
 
 
-def _record_failure(run: Run, error: BaseException) -> None:
+def _record_failure(run: Run, error: BaseException, seen: BaseException) -> None:
     """Log the traceback unless it has been, and finish ``result.json``."""
-    stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-    if not stopped and not isinstance(error, UsageError | RunFailed):
+    stopped = isinstance(seen, KeyboardInterrupt | SystemExit)
+    if isinstance(seen, RunFailed) and seen is not error:
         log.error("%s", "".join(traceback.format_exception(error)).rstrip())
     outcome = error.outcome if isinstance(error, UnknownObjective) else {}
     status = "interrupted" if stopped else "failed"
     try:
-        write_result(run, {**outcome, "status": status, "error": _one_line(error)})
+        write_result(run, {**outcome, "status": status, "error": _one_line(seen)})
     except OSError as problem:
         log.error("result.json could not be written: %s", problem)
 
@@ -109,7 +110,7 @@ def _as_seen_by_a_person(error: BaseException) -> BaseException:
         return KeyboardInterrupt()  # Lightning turns Ctrl-C into exit status 1
     if isinstance(error, UsageError | RunFailed | KeyboardInterrupt | SystemExit):
         return error
-    return RunFailed(_one_line(error))
+    return as_usage_error(error) or RunFailed(_one_line(error))
 
 
 def _one_line(error: BaseException) -> str:

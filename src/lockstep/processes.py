@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
-from lockstep.errors import RunFailed, UsageError
+from lockstep.errors import RunFailed, UsageError, as_usage_error
 from lockstep.record import Result, Run
 from lockstep.signals import leave_on_sigterm, leave_with_parent, own_group
 
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 PRELOAD = ["lockstep.run", "torch.distributed.elastic.multiprocessing.api", "numpy"]
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_", "GROUP_", "ROLE_", "LOCAL_", "TORCHELASTIC_")
+PEER_DELAY_S = 0.5
 Work = Callable[[Run], Result]
 
 
@@ -95,7 +96,7 @@ def in_ranks(work: Work, run: Run) -> Result:
 
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # `raise_cause` says it, once
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as notes, _unchanged_process():
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as notes, unchanged_process():
         agent = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -128,18 +129,18 @@ def _worker_main(
 ) -> None:
     os.environ.clear()
     os.environ.update(environ)
-    send.send(_guarded(work, run, rank=0, notes=notes))
+    send.send(guarded(work, run, rank=0, notes=notes))
 
 
 def _rank_main(work: Work, run: Run, environ: dict[str, str], notes: str) -> Result:
     mine = {name: text for name, text in os.environ.items() if name.startswith(RANK_VARIABLES)}
     os.environ.clear()
     os.environ.update(environ | mine)
-    return _guarded(work, run, rank=int(os.environ["RANK"]), notes=notes)
+    return guarded(work, run, rank=int(os.environ["RANK"]), notes=notes)
 
 
-def _guarded(work: Work, run: Run, rank: int, notes: str) -> Result:
-    with noting_failure(Path(notes), rank):
+def guarded(work: Work, run: Run, rank: int, notes: str) -> Result:
+    with noting_failure(run, Path(notes), rank):
         own_group()
         leave_with_parent(run.config.launch.grace_s)
         leave_on_sigterm()
@@ -163,21 +164,25 @@ def configure_logging(run: Run, rank: int) -> None:
 
 
 @contextmanager
-def noting_failure(notes: Path, rank: int) -> Iterator[None]:
+def noting_failure(run: Run, notes: Path, rank: int) -> Iterator[None]:
     """Write down why this rank failed, then leave with status 1."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
+        usage = as_usage_error(error)
         failure = Failure(
             rank=rank,
             time=time.time(),
-            summary=f"{type(error).__name__}: {error}",
+            summary=str(usage) if usage else f"{type(error).__name__}: {error}",
             traceback=traceback.format_exc(),
-            usage=isinstance(error, UsageError),
+            usage=usage is not None,
         )
         (notes / f"rank{rank}.json").write_text(json.dumps(asdict(failure)))
+        # A rank that was killed breaks its peers' connections at once: let the agent, which looks
+        # every 0.05 s, see it before it sees them.
+        time.sleep(PEER_DELAY_S if run.placement.world_size > 1 else 0)
         sys.exit(1)
 
 
@@ -206,7 +211,7 @@ def raise_cause(notes: Path, exit_codes: dict[int, int]) -> None:
         raise RunFailed(f"the processes ended without a result; exit statuses {exit_codes}")
     first = failures[0]
     if first.usage:
-        raise UsageError(first.summary.partition(": ")[2])
+        raise UsageError(first.summary)
     log.error("rank %d failed:\n%s", first.rank, first.traceback.rstrip())
     raise RunFailed(f"rank {first.rank}: {first.summary}")
 
@@ -228,7 +233,7 @@ def _stop(process: multiprocessing.process.BaseProcess, grace_s: float) -> None:
 
 
 @contextmanager
-def _unchanged_process() -> Iterator[None]:
+def unchanged_process() -> Iterator[None]:
     """The agent sets environment variables and signal handlers and leaves them; undo that."""
     environ = dict(os.environ)
     numbers = [

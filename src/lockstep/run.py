@@ -36,6 +36,8 @@ def quiet_lightning() -> None:
         logger.setLevel(logging.WARNING)
     # Lightning 2.6 with torch 2.14; nothing a user can do.
     warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)", FutureWarning)
+    # Epoch values are logged whatever the interval of step values is.
+    warnings.filterwarnings("ignore", "The number of training batches .* logging interval")
 
 
 def build_here(run: Run) -> Built:

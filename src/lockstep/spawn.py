@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import signal
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,9 @@ from torch.multiprocessing.spawn import ProcessException
 
 from lockstep.build import Built
 from lockstep.errors import UsageError
-from lockstep.processes import _guarded, context, raise_cause
+from lockstep.processes import context, guarded, raise_cause, unchanged_process
 from lockstep.record import Result, Run
 from lockstep.run import fit_and_test
-from lockstep.strategies.spawned import own_memory
 
 
 def in_spawned(built: Built, run: Run) -> Result:
@@ -28,7 +29,7 @@ def in_spawned(built: Built, run: Run) -> Result:
     launcher = built.trainer.strategy.launcher
     assert isinstance(launcher, _MultiProcessingLauncher)
     context()
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as notes:
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as notes, unchanged_process():
         try:
             result: Result = launcher.launch(_spawned_rank, built, run, dict(os.environ), notes)
             return result
@@ -47,8 +48,19 @@ def _spawned_rank(built: Built, run: Run, environ: dict[str, str], notes: str) -
     os.environ.clear()
     os.environ.update(environ | {"LOCAL_RANK": local_rank})
     built.trainer.strategy._launcher = None  # this is the launched process
-    own_memory(built.module)
-    return _guarded(lambda run: fit_and_test(built, run), run, int(local_rank), notes)
+    own = own_memory(built)
+    return guarded(lambda run: fit_and_test(own, run), run, int(local_rank), notes)
+
+
+def own_memory(built: Built) -> Built:
+    """Copy every tensor of the module and the trainer out of shared memory.
+
+    Pickled CPU tensors arrive shared between the processes: weights, buffers and metrics would be
+    written to by all ranks at once. Lightning copies weights, for the start method ``spawn`` only.
+    Data stays shared: it is only read.
+    """
+    trainer, module = copy.deepcopy((built.trainer, built.module))
+    return replace(built, trainer=trainer, module=module)
 
 
 def _end(launcher: _MultiProcessingLauncher, grace_s: float) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
+
+log = logging.getLogger(__name__)
 
 
 class KeepLastGood(Callback):
@@ -23,4 +27,7 @@ class KeepLastGood(Callback):
         if trainer.is_global_zero and trainer.global_step > 0 and trainer.training:
             checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
             path = f"{self.dirpath}/last_good.ckpt"
-            trainer.strategy.checkpoint_io.save_checkpoint(checkpoint, path)
+            try:
+                trainer.strategy.checkpoint_io.save_checkpoint(checkpoint, path)
+            except (OSError, RuntimeError) as problem:  # the first error is the one to report
+                log.error("%s could not be saved: %s", path, problem)

@@ -119,6 +119,9 @@ class DataModule(LightningDataModule):
         self, dataset: Dataset[Any], sampler: TrainShards | EvalShards, batch_size: int
     ) -> DataLoader[Any]:
         workers = self.config.num_workers
+        if isinstance(dataset, Tensors):
+            # In memory, loader processes would only slow it down.
+            warnings.filterwarnings("ignore", ".*does not have many workers")
         return DataLoader(
             dataset,
             batch_size=batch_size,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from functools import wraps
@@ -119,6 +119,8 @@ def split(inputs: Any, sizes: Sequence[int], devices: Sequence[torch.device]) ->
 
         return map_leaves(take, "inputs", [inputs])
 
+    if len(sizes) < 2:
+        return [inputs]
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return [chunk(*chunk_of) for chunk_of in zip(starts, sizes, devices, strict=True)]
 
@@ -136,7 +138,7 @@ def replicate(module: Module, devices: Sequence[torch.device]) -> list[Module]:
         states = broadcast(buffers, devices, detach=True) or [[] for _ in devices]
     else:
         weights = [parameters for _ in devices]
-        states = [[buffer.clone() for buffer in buffers] for _ in devices]
+        states = [buffers, *([buffer.clone() for buffer in buffers] for _ in devices[1:])]
     replicas = [module]
     for own in list(zip(weights, states, strict=True))[1:]:
         tensors = dict(zip([*parameters, *buffers], [*own[0], *own[1]], strict=True))
@@ -193,7 +195,7 @@ def merge(outputs: Sequence[Any], sizes: Sequence[int], device: torch.device) ->
             "Return a tensor with one row per sample, or compute it in the step."
         )
 
-    return map_leaves(gather, "output", outputs)
+    return map_leaves(gather, "output", outputs) if len(outputs) > 1 else outputs[0]
 
 
 def _concatenate(
@@ -216,51 +218,43 @@ def _concatenate(
     return torch.cat([part.to(device) for part in parts])
 
 
-def _stream(device: torch.device) -> Any:
-    """This thread's stream as a context that also selects the device."""
-    if device.type != "cuda":
-        return nullcontext()  # torch.cuda.stream(None) would look for a driver at every call
-    return torch.cuda.stream(torch.cuda.current_stream(device))
+def share_cores(devices: Sequence[torch.device]) -> bool:
+    """CPU devices are one set of cores, which a single replica fills, and one random generator.
+
+    So they take turns in one thread. Threads were measured: they halve the speed of a small MLP, as
+    two OpenMP teams compete, and dropout would differ from run to run.
+    """
+    return devices[0].type == "cpu"
 
 
-class ReplicaThreads:
-    """One thread per device but the first, whose replica the caller's thread computes."""
+class Replicas:
+    """Computes forward of all replicas: CPU devices by turns, GPUs at once, each from a thread."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
-        # Replica i always in thread i: the order in which autograd sums gradients depends on it.
-        names = [f"dp-replica-{i}" for i in range(1, len(devices))]
-        self._threads = [ThreadPoolExecutor(1, thread_name_prefix=name) for name in names]
         self._devices = devices
-        self._draws_random: dict[bool, bool] = {}  # forward on CPU, by training mode
+        self._take_turns = share_cores(devices)
+        # Replica i always in thread i: the order in which autograd sums gradients depends on it.
+        names = [f"dp-replica-{i}" for i in range(1, 1 if self._take_turns else len(devices))]
+        self._threads = [ThreadPoolExecutor(1, thread_name_prefix=name) for name in names]
 
     def run(self, replicas: Sequence[Module], inputs: Sequence[Any]) -> list[Any]:
         """Outputs of ``replicas[i].forward(*args, **kwargs)``, in the order of the replicas.
 
-        All replicas on CPU draw from one random generator. A forward that draws (dropout) runs them
-        one after the other, so that a seed has one result; the first call of a mode finds out.
-
         Raises:
             Exception: the first replica's, once all have ended, with a note that names the replica.
         """
-        mode, count, cores = replicas[0].training, len(replicas), torch.get_num_threads()
-        in_order = self._devices[0].type == "cpu" and self._draws_random.get(mode, True)
-        generator = torch.get_rng_state()
-        call = self._in_callers_modes(replicas, inputs, cores if in_order else cores // count)
-        futures: list[Future[Any]] = []
+        call = self._in_callers_modes(replicas, inputs)
+        if self._take_turns:
+            return [call(i) for i in range(len(replicas))]
+        threads = enumerate(self._threads[: len(replicas) - 1], start=1)
+        futures = [thread.submit(copy_context().run, call, i) for i, thread in threads]
         try:
-            first = call(0) if in_order else None
-            for i, thread in enumerate(self._threads[: count - 1], start=1):
-                futures.append(thread.submit(copy_context().run, call, i))
-                wait(futures if in_order else [])
-            return [first if in_order else call(0), *(future.result() for future in futures)]
+            return [call(0), *(future.result() for future in futures)]
         finally:
             wait(futures)
-            torch.set_num_threads(cores)
-            drew = not torch.equal(generator, torch.get_rng_state())
-            self._draws_random[mode] = drew or self._draws_random.get(mode, False)
 
     def _in_callers_modes(
-        self, replicas: Sequence[Module], inputs: Sequence[Any], cores: int
+        self, replicas: Sequence[Module], inputs: Sequence[Any]
     ) -> Callable[[int], Any]:
         """A function of the replica's index that repeats what torch keeps per thread.
 
@@ -274,13 +268,15 @@ class ReplicaThreads:
 
         def call(index: int) -> Any:
             token = _replica.set(index)
-            torch.set_num_threads(max(1, cores))  # all replicas together use the cores of one
-            autocast = torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
             args, kwargs = inputs[index]
             try:
-                with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-                    with autocast, streams[index]:
-                        return replicas[index].forward(*args, **kwargs)
+                with (
+                    torch.inference_mode(inference),
+                    torch.set_grad_enabled(grad),
+                    torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False),
+                    streams[index],
+                ):
+                    return replicas[index].forward(*args, **kwargs)
             except Exception as error:
                 where = f"replica {index} of {len(replicas)}"
                 error.add_note(f"raised in dp {where}; losses, logs and metrics belong in the step")
@@ -293,6 +289,13 @@ class ReplicaThreads:
     def close(self) -> None:
         for thread in self._threads:
             thread.shutdown()
+
+
+def _stream(device: torch.device) -> Any:
+    """This thread's stream of the device, as a context for other threads; selects the device."""
+    if device.type != "cuda":
+        return nullcontext()  # torch.cuda.stream(None) would look for a driver at every call
+    return torch.cuda.stream(torch.cuda.current_stream(device))
 
 
 class DataParallelStrategy(SingleDeviceStrategy):
@@ -309,8 +312,9 @@ class DataParallelStrategy(SingleDeviceStrategy):
     def __init__(self, parallel_devices: list[torch.device] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.parallel_devices = parallel_devices or []  # the Trainer fills it from ``devices``
-        self._threads: ReplicaThreads | None = None  # None on one device: plain Lightning
-        self._has_split = False
+        self._replicas: Replicas | None = None  # None on one device: plain Lightning
+        self._divided = 0  # calls of forward
+        self._checked = False
 
     @property
     def num_nodes(self) -> int:
@@ -329,7 +333,7 @@ class DataParallelStrategy(SingleDeviceStrategy):
     @override
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
-        module = self.lightning_module
+        module, self._checked = self.lightning_module, False
         assert module is not None
         if len(self.parallel_devices) == 1:
             return
@@ -338,14 +342,14 @@ class DataParallelStrategy(SingleDeviceStrategy):
                 "dp copies the LightningModule, which must not be compiled itself; got a compiled "
                 f"{type(module).__name__}. Compile its network: torch.compile(self.network)."
             )
-        self._threads = ReplicaThreads(self.parallel_devices)
+        self._replicas = Replicas(self.parallel_devices)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         with self._parallel_forward():
-            output = super().training_step(*args, **kwargs)
-        if self._threads and not self._has_split:
-            self._has_split = True  # say it once
+            divided, output = self._divided, super().training_step(*args, **kwargs)
+        checked, self._checked = self._checked, True
+        if self._replicas and self._divided == divided and not checked:
             rank_zero_warn(
                 "dp divides what forward computes; training_step did not call it with a tensor, so "
                 f"1 of {len(self.parallel_devices)} devices worked. Call self(x) in training_step."
@@ -369,9 +373,9 @@ class DataParallelStrategy(SingleDeviceStrategy):
 
     @override
     def teardown(self) -> None:
-        if self._threads:
-            self._threads.close()
-        self._threads = None
+        if self._replicas:
+            self._replicas.close()
+        self._replicas = None
         super().teardown()
 
     @classmethod
@@ -385,7 +389,7 @@ class DataParallelStrategy(SingleDeviceStrategy):
 
         Its class is patched, not the instance: copies made in a step stay plain modules.
         """
-        if self._threads is None:
+        if self._replicas is None:
             yield
             return
         root = self.lightning_module
@@ -405,16 +409,14 @@ class DataParallelStrategy(SingleDeviceStrategy):
             setattr(cls, "forward", own) if own else delattr(cls, "forward")
 
     def _forward(self, module: LightningModule, *args: Any, **kwargs: Any) -> Any:
-        assert self._threads is not None
+        assert self._replicas is not None
         sizes = chunk_sizes({"args": args, "kwargs": kwargs}, len(self.parallel_devices))
-        self._has_split |= bool(sizes)
+        self._divided += bool(sizes)
         devices = self.parallel_devices[: max(1, len(sizes))]
         hook, module._current_fx_name = module._current_fx_name, None  # Lightning refuses self.log
         try:
-            if len(devices) == 1:
-                return self._threads.run([module], [(args, kwargs)])[0]
             chunks = split((args, kwargs), sizes, devices)
-            return merge(self._threads.run(replicate(module, devices), chunks), sizes, devices[0])
+            return merge(self._replicas.run(replicate(module, devices), chunks), sizes, devices[0])
         finally:
             module._current_fx_name = hook
 

@@ -9,7 +9,6 @@ from lightning.fabric.plugins.environments.lightning import (
     LightningEnvironment,
     find_free_network_port,
 )
-from torch import nn
 from typing_extensions import override
 
 
@@ -38,13 +37,3 @@ class SpawnedEnvironment(LightningEnvironment):
     @override
     def main_port(self) -> int:
         return self._port
-
-
-def own_memory(module: nn.Module) -> None:
-    """Copy weights and buffers out of shared memory.
-
-    Pickled CPU tensors arrive shared between the processes; training would write to all copies at
-    once. Lightning does this for the start method ``spawn`` only.
-    """
-    for tensor in [*module.parameters(), *module.buffers()]:
-        tensor.data = tensor.data.clone()

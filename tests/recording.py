@@ -1,0 +1,140 @@
+"""Data sets, modules and callbacks that make visible what a run really did, on every rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from lockstep.data import Splits
+from lockstep.data.module import Tensors
+from lockstep.module import SupervisedModule
+
+
+def indexed(train: int, val: int, test: int) -> Splits:
+    """Ten random features; the target ``(n, 1)`` of a sample is its index."""
+
+    def part(samples: int, seed: int) -> Tensors:
+        generator = torch.Generator().manual_seed(seed)
+        features = torch.randn(samples, 10, generator=generator)
+        return Tensors(features, torch.arange(samples, dtype=torch.float32).unsqueeze(1))
+
+    return Splits(part(train, 1), part(val, 2), part(test, 3))
+
+
+def with_nan(samples: int, bad: int) -> Splits:
+    """Like `indexed`, but the target of sample ``bad`` is NaN, in training only."""
+    splits = indexed(samples, samples, samples)
+    assert isinstance(splits.train, Tensors)
+    splits.train.tensors[1][bad] = float("nan")
+    return splits
+
+
+class Recorder(Callback):
+    """Write, per rank, what each batch held, and the process it was in."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._write("train", trainer, batch, batch_idx)
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._write("val", trainer, batch, batch_idx)
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._write("test", trainer, batch, batch_idx)
+
+    def _write(self, stage: str, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        grouped = torch.distributed.is_initialized()
+        row = {
+            "stage": stage,
+            "epoch": trainer.current_epoch,
+            "batch": batch_idx,
+            "indices": [int(index) for index in batch[-1].flatten()],
+            "pid": os.getpid(),
+            "world_size": torch.distributed.get_world_size() if grouped else 1,
+            "threads": torch.get_num_threads(),
+            "lr": trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None,
+        }
+        path = Path(self.directory) / f"seen-{trainer.global_rank}.jsonl"
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def rows(directory: Path) -> list[dict[str, Any]]:
+    """What `Recorder` wrote, of all ranks, with the rank added."""
+    return [
+        json.loads(line) | {"rank": int(path.stem.rpartition("-")[2])}
+        for path in sorted(directory.glob("seen-*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+
+
+def global_batches(directory: Path, stage: str = "train") -> dict[tuple[int, int], list[int]]:
+    """(epoch, batch) -> the sorted sample indices of that global batch, over all ranks."""
+    batches: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row in rows(directory):
+        if row["stage"] == stage:
+            batches[row["epoch"], row["batch"]] += row["indices"]
+    return {key: sorted(batches[key]) for key in sorted(batches)}
+
+
+class FailingModule(SupervisedModule):
+    """Breaks on one rank at one step, in the way that ``fail["how"]`` names."""
+
+    def __init__(self, fail: dict[str, Any], **parts: Any) -> None:
+        super().__init__(**parts)
+        self.fail = fail
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.fail["rank"] == self.global_rank and self.global_step == self.fail["step"]:
+            self._break()
+        elif self.fail["rank"] is not None and self.global_step == self.fail["step"]:
+            self._busy()
+        return super().training_step(batch, batch_idx)
+
+    def _break(self) -> None:
+        how = self.fail["how"]
+        if how == "raise":
+            raise RuntimeError("broken on purpose")
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "exit":
+            os._exit(7)
+        raise AssertionError(how)
+
+    def _busy(self) -> None:
+        try:
+            time.sleep(self.fail.get("busy_s", 0))
+        finally:
+            Path(self.fail.get("marker", os.devnull)).write_text("left in order")
+
+
+class LambdaModule(SupervisedModule):
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.activation = lambda x: x
+
+
+class SleepingModule(SupervisedModule):
+    """Steps that take long enough to be interrupted."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        time.sleep(0.1)
+        return super().training_step(batch, batch_idx)

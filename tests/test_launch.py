@@ -1,0 +1,212 @@
+"""Processes: who runs, what they share, and how they end."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SMALL, Launch, assert_no_orphans
+from recording import rows
+
+from lockstep.errors import RunFailed, UsageError
+from lockstep.record import read_result
+
+pytestmark = pytest.mark.processes
+DDP2 = ["trainer.strategy=ddp", "trainer.devices=2"]
+
+
+def test_a_single_run_of_one_process_happens_in_this_process(launch: Launch) -> None:
+    for strategy in ("auto", "dp"):
+        assert launch(*SMALL, f"trainer.strategy={strategy}")["pids"] == [os.getpid()]
+
+
+def test_a_sweep_job_never_runs_in_this_process(launch: Launch) -> None:
+    pids = [
+        launch(*SMALL, f"trainer.strategy={strategy}", sweep=True)["pids"]
+        for strategy in ("auto", "dp", "ddp", "ddp_spawn")
+    ]
+    together = [pid for group in pids for pid in group]
+    assert os.getpid() not in together
+    assert len(set(together)) == len(together) == 4
+
+
+def test_jobs_with_any_mix_of_strategies_and_devices_follow_each_other(launch: Launch) -> None:
+    for strategy, devices in (
+        ("ddp", 2),
+        ("ddp", 1),
+        ("ddp_spawn", 2),
+        ("dp", 2),
+        ("ddp", 2),
+        ("ddp_spawn", 1),
+        ("auto", 1),
+    ):
+        where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
+        result = launch(*SMALL, *where, sweep=True)
+        assert result["samples_seen"] == {"train": 64, "val": 33, "test": 33}, where
+        assert len(result["pids"]) == result["world_size"], where
+
+
+def test_threads_and_learning_rate_are_those_of_the_job(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    for job, (devices, rate) in enumerate([(1, 1e-6), (2, 2e-6), (1, 3e-6)]):
+        directory = tmp_path / str(job)
+        where = ["trainer.strategy=ddp", f"trainer.devices={devices}", f"optimizer.lr={rate}"]
+        launch(*SMALL, "callbacks=recording", *where, sweep=True, directory=directory)
+        seen = [row for row in rows(directory) if row["stage"] == "train"]
+        assert {row["rank"] for row in seen} == set(range(devices))
+        assert {row["lr"] for row in seen} == {rate}
+        shared = max(1, (os.cpu_count() or 1) // devices)
+        assert {row["threads"] for row in seen} == {shared if devices > 1 else torch_threads()}
+
+
+def torch_threads() -> int:
+    """What a fresh process has without OMP_NUM_THREADS."""
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-c", "import torch; print(torch.get_num_threads())"]
+    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    return int(subprocess.check_output(command, env=environ))
+
+
+@pytest.mark.parametrize("strategy", ["auto", "dp", "ddp", "ddp_spawn"])
+@pytest.mark.parametrize("sweep", [False, True], ids=["run", "sweep"])
+def test_an_exception_is_recorded_and_the_next_run_is_good(
+    launch: Launch, tmp_path: Path, strategy: str, sweep: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    devices = 1 if strategy == "auto" else 2
+    rank = 0 if strategy in ("auto", "dp") else 1
+    where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
+    directory = tmp_path / "broken"
+    with pytest.raises(RunFailed, match="broken on purpose"):
+        launch(
+            *SMALL,
+            "model=failing",
+            f"model.fail.rank={rank}",
+            *where,
+            sweep=sweep,
+            directory=directory,
+        )
+    result = read_result(directory / "result.json")
+    assert result["status"] == "failed"
+    assert "RuntimeError: broken on purpose" in result["error"]
+    tracebacks = [text for text in caplog.messages if "Traceback" in text]
+    assert len(tracebacks) == 1
+    assert tracebacks[0].rstrip().endswith("RuntimeError: broken on purpose")
+    assert launch(*SMALL, *where, sweep=sweep)["status"] == "finished"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("kill", "was ended by SIGKILL"), ("exit", "left with exit status 7")],
+)
+def test_a_rank_that_dies_is_named_as_the_cause(
+    launch: Launch, tmp_path: Path, rank: int, how: str, words: str
+) -> None:
+    with pytest.raises(RunFailed, match=f"rank {rank} {words}"):
+        launch(
+            *SMALL,
+            "model=failing",
+            f"model.fail.rank={rank}",
+            f"model.fail.how={how}",
+            *DDP2,
+            directory=tmp_path / "broken",
+        )
+    assert f"rank {rank} {words}" in read_result(tmp_path / "broken" / "result.json")["error"]
+
+
+def test_a_busy_rank_leaves_in_order_soon_after_the_other_failed(
+    launch: Launch, tmp_path: Path
+) -> None:
+    marker = tmp_path / "marker"
+    started = time.monotonic()
+    with pytest.raises(RunFailed, match="rank 1: RuntimeError: broken on purpose"):
+        launch(
+            *SMALL,
+            "model=failing",
+            "model.fail.rank=1",
+            "+model.fail.busy_s=60",
+            f"+model.fail.marker={marker}",
+            *DDP2,
+        )
+    assert time.monotonic() - started < 30, "the busy rank was waited for"
+    assert marker.read_text() == "left in order", "its finally block has run"
+
+
+def test_a_rank_that_stops_answering_ends_the_run_within_the_timeout(launch: Launch) -> None:
+    with pytest.raises(RunFailed, match="rank 1: .*[Tt]imed out"):
+        launch(
+            *SMALL,
+            "model=failing",
+            "model.fail.rank=1",
+            "model.fail.step=-1",
+            "+strategy.options.bucket_cap_mb=1",
+            "strategy.timeout_s=3",
+            "data=indexed",
+            "callbacks=recording",
+            "+callbacks.stall={_target_: faults.StallRank0}",
+            *DDP2,
+        )
+
+
+def test_a_lambda_in_the_module_is_named_under_ddp_spawn(launch: Launch) -> None:
+    where = ["trainer.strategy=ddp_spawn", "trainer.devices=2"]
+    with pytest.raises(UsageError, match=r"module\.activation cannot be pickled"):
+        launch(*SMALL, "model=with_lambda", *where)
+    assert launch(*SMALL, "model=with_lambda", *DDP2)["status"] == "finished"
+
+
+@pytest.mark.parametrize("strategy", ["auto", "dp", "ddp", "ddp_spawn"])
+def test_a_nan_loss_stops_at_its_step_and_keeps_the_last_good_state(
+    launch: Launch, tmp_path: Path, strategy: str
+) -> None:
+    devices = 1 if strategy == "auto" else 2
+    where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
+    # Sample 41 is in batch 5 (of 8 samples, not shuffled); of two ranks, the second has it.
+    rank = 1 if strategy.startswith("ddp") else 0
+    with pytest.raises(UsageError, match=f"got nan at step 5 .epoch 0. on rank {rank}"):
+        launch(
+            "data=with_nan",
+            "model=linear",
+            "optimizer=sgd",
+            "optimizer.lr=1e-6",
+            *where,
+            directory=tmp_path / "nan",
+        )
+    path = tmp_path / "nan" / "checkpoints" / "last_good.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    assert checkpoint["global_step"] == 5
+    finite = [
+        torch.isfinite(value).all()
+        for value in checkpoint["state_dict"].values()
+        if value.is_floating_point()
+    ]
+    assert all(finite)
+
+
+def test_an_empty_data_set_is_refused(launch: Launch) -> None:
+    for where in ([], DDP2):
+        with pytest.raises(UsageError, match="train data set must hold at least one sample; got 0"):
+            launch("data=empty", "model=linear", *where)
+
+
+def test_ranks_that_joined_with_another_config_are_refused(launch: Launch) -> None:
+    with pytest.raises(UsageError, match=r"those of ranks \[1\] differ from rank 0's"):
+        launch(
+            *SMALL,
+            "+notes={where: '${oc.env:RANK,none}'}",
+            "+callbacks.mix={_target_: faults.ChangeDigestOnRank1}",
+            *DDP2,
+        )
+
+
+def test_fork_server_and_ranks_end_with_the_command(train, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    done = train(*SMALL, *DDP2)
+    assert done.returncode == 0, done.stderr
+    assert_no_orphans(str(tmp_path), within_s=0.5)

@@ -1,0 +1,139 @@
+"""The promise: strategy and device count decide where a run is computed, never what.
+
+Tolerances: float32 sums in another order differ in the last bits, and training carries that on;
+1e-6 relative to the largest weight is some tens of such bits. In float64 the same argument gives
+1e-10 with room to spare; a wrong batch or a wrong mean is off by 1e-2 or more.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SMALL, Launch
+from recording import global_batches, rows
+
+PLACES = [
+    pytest.param(strategy, devices, id=f"{strategy}-{devices}")
+    for strategy in ("dp", "ddp", "ddp_spawn")
+    for devices in (1, 2, 3, 4)
+]
+MODELS = {
+    "linear": ["experiment=tutorial/linear"],
+    "simple_model": ["experiment=tutorial/simple_model"],
+    "random_dataset": ["experiment=tutorial/random_dataset"],
+    "mlp": ["model=mlp", "trainer.max_epochs=1", "data.datasets.train=400"],
+}
+
+
+def last_weights(directory: str) -> torch.Tensor:
+    checkpoint = torch.load(Path(directory) / "checkpoints" / "last.ckpt", weights_only=True)
+    weights = [value for key, value in checkpoint["state_dict"].items() if "network" in key]
+    return torch.cat([weight.double().flatten() for weight in weights])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("strategy", "devices"), PLACES)
+def test_global_batches_hold_the_same_samples_everywhere(
+    launch: Launch, tmp_path: Path, strategy: str, devices: int
+) -> None:
+    overrides = [*SMALL, "callbacks=recording", "trainer.max_epochs=2", "data.global_batch_size=12"]
+    launch(*overrides, directory=tmp_path / "single")
+    result = launch(
+        *overrides,
+        f"trainer.strategy={strategy}",
+        f"trainer.devices={devices}",
+        directory=tmp_path / "spread",
+    )
+    single, spread = (global_batches(tmp_path / name) for name in ("single", "spread"))
+    # 64 samples in batches of 12 end with a batch of 4: each sample once an epoch, none twice.
+    assert [len(batch) for batch in single.values()] == [12, 12, 12, 12, 12, 4] * 2
+    assert spread == single
+    assert single[0, 0] != single[1, 0], "each epoch has its own order"
+    for stage in ("val", "test"):
+        seen = [row for row in rows(tmp_path / "spread") if row["stage"] == stage]
+        epochs = {row["epoch"] for row in seen}
+        for epoch in epochs:
+            indices = [i for row in seen if row["epoch"] == epoch for i in row["indices"]]
+            assert sorted(indices) == list(range(33)), f"{stage} sees each sample once"
+    assert result["samples_seen"] == {"train": 64, "val": 33, "test": 33}
+    alive = {row["world_size"] for row in rows(tmp_path / "spread")}
+    processes = {row["pid"] for row in rows(tmp_path / "spread")}
+    expected = 1 if strategy == "dp" else devices
+    assert alive == {expected}
+    assert len(processes) == expected == result["world_size"]
+    assert sorted(processes) == sorted(result["pids"])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("model", MODELS)
+def test_weights_and_metrics_equal_the_single_device(launch: Launch, model: str) -> None:
+    overrides = [*MODELS[model], "data.global_batch_size=60"]
+    single = launch(*overrides)
+    weights = last_weights(single["directory"])
+    for strategy, devices in (("dp", 2), ("dp", 3), ("ddp", 2), ("ddp", 3), ("ddp_spawn", 4)):
+        where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
+        spread = launch(*overrides, *where)
+        difference = (last_weights(spread["directory"]) - weights).abs().max() / weights.abs().max()
+        assert difference < 1e-6, f"{strategy} on {devices}: {difference:.1e}"
+        assert spread["steps"] == single["steps"]
+        assert spread["metrics"].keys() == single["metrics"].keys()
+        for name, value in single["metrics"].items():
+            assert spread["metrics"][name] == pytest.approx(value, rel=1e-5), (strategy, name)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", ["dp", "ddp", "ddp_spawn"])
+def test_float64_weights_equal_to_1e_10(launch: Launch, strategy: str) -> None:
+    overrides = [
+        "model=mlp",
+        "trainer.precision=64-true",
+        "trainer.max_epochs=2",
+        "data.datasets.train=401",
+        "data.global_batch_size=60",
+    ]
+    weights = last_weights(launch(*overrides)["directory"])
+    for devices in (2, 3):
+        spread = launch(*overrides, f"trainer.strategy={strategy}", f"trainer.devices={devices}")
+        difference = (last_weights(spread["directory"]) - weights).abs().max() / weights.abs().max()
+        assert difference < 1e-10, f"{devices} devices: {difference:.1e}"
+
+
+@pytest.mark.processes
+def test_accumulation_and_clipping_do_not_depend_on_the_device_count(launch: Launch) -> None:
+    overrides = [
+        "model=mlp",
+        "trainer.max_epochs=1",
+        "trainer.accumulate_grad_batches=3",
+        "trainer.gradient_clip_val=0.1",
+        "data.datasets.train=500",
+    ]
+    single = launch(*overrides)
+    weights = last_weights(single["directory"])
+    for strategy in ("dp", "ddp"):
+        spread = launch(*overrides, f"trainer.strategy={strategy}", "trainer.devices=2")
+        assert spread["steps"] == single["steps"] == 3  # 8 micro-steps: windows of 3, 3 and 2
+        torch.testing.assert_close(last_weights(spread["directory"]), weights, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.processes
+def test_more_processes_than_samples_in_a_batch_train_on_each_sample_once(
+    launch: Launch, tmp_path: Path
+) -> None:
+    # 13 samples in batches of 4: the last batch has one sample for 4 ranks.
+    overrides = [
+        *SMALL,
+        "data.datasets.train=13",
+        "data.datasets.val=3",
+        "data.datasets.test=2",
+        "data.global_batch_size=4",
+        "optimizer.lr=1e-3",
+    ]
+    single = launch(*overrides)
+    spread = launch(*overrides, "trainer.strategy=ddp", "trainer.devices=4")
+    assert spread["samples_seen"] == {"train": 13, "val": 3, "test": 2}
+    weights = last_weights(single["directory"])
+    torch.testing.assert_close(last_weights(spread["directory"]), weights, rtol=1e-6, atol=1e-8)
+    for name, value in single["metrics"].items():
+        assert spread["metrics"][name] == pytest.approx(value, rel=1e-6)
