@@ -18,8 +18,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from lockstep.strategies import data_parallel as dp
-from lockstep.strategies.data_parallel import DataParallelStrategy, current_replica
+from lockstep.strategies import replicas as dp
+from lockstep.strategies.data_parallel import DataParallelStrategy
+from lockstep.strategies.replicas import current_replica
 
 pytestmark = pytest.mark.filterwarnings(
     "error",
@@ -359,7 +360,7 @@ def test_dp_compiled_network_trains_as_on_a_single_device(schedule):
 
 
 @pytest.mark.parametrize("mode", ["grad", "no_grad", "inference"])
-@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "fp16"])
 def test_dp_replicas_run_in_the_modes_of_the_caller(mode, autocast, schedule):
     seen = []
 
@@ -371,10 +372,10 @@ def test_dp_replicas_run_in_the_modes_of_the_caller(mode, autocast, schedule):
     modes = {"grad": torch.enable_grad, "no_grad": torch.no_grad}
     with (
         modes.get(mode, torch.inference_mode)(),
-        torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast),
+        torch.autocast("cpu", dtype=torch.float16, enabled=autocast),
     ):
         divide(Call(record), torch.zeros(6, 1), devices=3)
-    assert seen == [(mode == "grad", mode == "inference", autocast, torch.bfloat16)] * 3
+    assert seen == [(mode == "grad", mode == "inference", autocast, torch.float16)] * 3
 
 
 def test_dp_current_replica_is_known_in_hooks_of_submodules(schedule):
@@ -533,6 +534,10 @@ def test_dp_attributes_set_in_a_step_are_kept_and_hyperparameters_too(schedule):
             self.save_hyperparameters()
             self.calls = 0
 
+        def forward(self, x):
+            self.seen = current_replica()
+            return super().forward(x)
+
         def training_step(self, batch, batch_idx):
             self.calls += 1
             clone = pickle.loads(pickle.dumps(self.network))
@@ -541,6 +546,7 @@ def test_dp_attributes_set_in_a_step_are_kept_and_hyperparameters_too(schedule):
             nn.init.ones_(twin.network[2].bias)
             x = batch[0]
             assert torch.equal(twin(x), torch.ones(len(x), 2))  # computed by the copy
+            assert twin.seen is None  # and not divided
             torch.testing.assert_close(self(x), clone(x))
             return super().training_step(batch, batch_idx)
 

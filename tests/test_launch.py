@@ -140,7 +140,7 @@ def test_a_busy_rank_leaves_in_order_soon_after_the_other_failed(
 
 
 def test_a_rank_that_stops_answering_ends_the_run_within_the_timeout(launch: Launch) -> None:
-    with pytest.raises(RunFailed, match="rank 1: .*[Tt]imed out"):
+    with pytest.raises(RunFailed, match=r"rank 1: .*[Tt]imed out"):
         launch(
             *SMALL,
             "model=failing",

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric, MetricCollection
 from typing_extensions import override
 
-from lockstep.data.sharding import TrainShards
+from lockstep.data.sharding import EvalShards, TrainShards
 from lockstep.epoch_mean import EpochMean
 from lockstep.errors import UsageError
 
@@ -78,7 +78,8 @@ class SupervisedModule(LightningModule):
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluate(batch, self.val_loss, self.val_metrics)
+        if not _only_filler(self.trainer.val_dataloaders):
+            self._evaluate(batch, self.val_loss, self.val_metrics)
 
     @override
     def on_validation_epoch_end(self) -> None:
@@ -87,7 +88,8 @@ class SupervisedModule(LightningModule):
 
     @override
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluate(batch, self.test_loss, self.test_metrics)
+        if not _only_filler(self.trainer.test_dataloaders):
+            self._evaluate(batch, self.test_loss, self.test_metrics)
 
     @override
     def on_test_epoch_end(self) -> None:
@@ -126,3 +128,9 @@ class SupervisedModule(LightningModule):
         prediction, loss, samples = self.predict_and_loss(batch)
         mean.update(loss, samples)
         metrics.update(prediction, batch[-1])
+
+
+def _only_filler(loader: Any) -> bool:
+    """This rank has no share of the data set; see `EvalShards`."""
+    sampler = getattr(loader, "sampler", None)
+    return isinstance(sampler, EvalShards) and sampler.only_filler

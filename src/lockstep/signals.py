@@ -24,6 +24,12 @@ def leave_on_sigterm() -> None:
             signal.signal(signal.SIGHUP, leave)
 
 
+def ignore_sigterm() -> None:
+    """For the time of a clean-up; whoever sent the signal kills after a grace period."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def leave_with_parent(grace_s: float) -> None:
     """Watch the process that asked for this one, and leave when it is gone: no orphans.
 

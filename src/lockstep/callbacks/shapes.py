@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from lockstep.strategies.data_parallel import current_replica
+from lockstep.strategies.replicas import current_replica
 
 log = logging.getLogger(__name__)
 

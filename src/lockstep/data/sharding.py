@@ -87,16 +87,20 @@ class EvalShards(DistributedSampler[int]):
     """Every W-th sample from ``rank`` on, in data set order: each is seen once, none is padded.
 
     Ranks may make a different number of steps, so a step of an evaluation must not exchange
-    anything; metrics are reduced once, at its end.
+    anything; metrics are reduced once, at its end. A rank without a share gets one sample all the
+    same, ``only_filler``, that must not be counted: Lightning would leave out the evaluation on
+    that rank, and the others would wait for it when metrics are reduced.
     """
 
     def __init__(self, dataset: Dataset[object], *, rank: int, world_size: int) -> None:
         super().__init__(dataset, num_replicas=world_size, rank=rank, shuffle=False)
         assert isinstance(dataset, Sized)
         self.samples = len(dataset)
+        self.only_filler = share_of(self.samples, rank, world_size) == 0
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.rank, self.samples, self.num_replicas))
+        mine = range(self.rank, self.samples, self.num_replicas)
+        return iter([0] if self.only_filler else mine)
 
     def __len__(self) -> int:
-        return share_of(self.samples, self.rank, self.num_replicas)
+        return max(1, share_of(self.samples, self.rank, self.num_replicas))

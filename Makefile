@@ -1,0 +1,73 @@
+# The project's commands; `make` lists them. CI calls the same targets.
+# Works with GNU make 3.81 (macOS) and later.
+
+# Candidates: the first that runs and is 3.11 to 3.13 makes .venv. `make setup PYTHON=python3.13`
+# tries that one only. Each is run, not just looked up: a pyenv shim is found on the PATH even when
+# its version is not active.
+PYTHON ?= python3.12 python3.11 python3.13 python3
+ARGS ?=
+
+RUN := .venv/bin/python
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+SIX_JOBS := trainer.strategy=dp,ddp,ddp_spawn trainer.devices=1,2
+
+.PHONY: help setup train sweep test test-fast test-slow check format bench clean distclean
+
+help: ## List the targets (default)
+	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.x]'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' Makefile
+
+setup: .venv/.installed ## Make .venv with the versions in constraints.txt (once)
+
+train: setup ## Train and test one run: make train ARGS="trainer.strategy=ddp trainer.devices=2"
+	$(RUN) train.py $(ARGS)
+
+sweep: setup ## Run a sweep; without ARGS: dp, ddp and ddp_spawn, each on 1 and 2 devices
+	$(RUN) train.py -m $(if $(ARGS),$(ARGS),$(SIX_JOBS))
+
+test: setup ## Run all tests but the slow ones; ARGS go to pytest
+	$(RUN) -m pytest -m "not slow" $(ARGS)
+
+test-fast: setup ## Run the tests that start no processes
+	$(RUN) -m pytest -m "not slow and not processes" $(ARGS)
+
+test-slow: setup ## Run the slow tests
+	$(RUN) -m pytest -m slow $(ARGS)
+
+check: setup ## Check format, lint and types; changes nothing
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+
+format: setup ## Format the code and repair what ruff can
+	$(RUN) -m ruff format .
+	$(RUN) -m ruff check --fix .
+
+bench: setup ## Run the benchmarks; ARGS go to them
+	$(RUN) -m benchmarks $(ARGS)
+
+clean: ## Remove caches and all runs: outputs/ and multirun/
+	find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.* build dist outputs multirun
+
+distclean: clean ## Remove .venv too
+	rm -rf .venv src/*.egg-info
+
+# A .venv that does not run (an interrupted setup, a Python that is gone) is made anew; one that
+# does is kept, so a changed constraints.txt costs only what changed.
+.venv/.installed: pyproject.toml constraints.txt
+	@if ! $(RUN) -c '$(SUPPORTED)' 2>/dev/null || ! $(RUN) -m pip --version >/dev/null 2>&1; then \
+	  found=; \
+	  for candidate in $(PYTHON); do \
+	    if "$$candidate" -c '$(SUPPORTED)' >/dev/null 2>&1; then found=$$candidate; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo 'Python 3.11 to 3.13 is needed; none of these runs and is one: $(PYTHON).' >&2; \
+	    echo 'Use: make setup PYTHON=/path/to/python3.12' >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "setup: .venv with $$("$$found" --version), $$found"; \
+	  "$$found" -m venv --clear .venv || exit 1; \
+	fi
+	$(RUN) -m pip install -e '.[dev]' -c constraints.txt
+	@touch $@
