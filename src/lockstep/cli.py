@@ -116,7 +116,7 @@ def explain(error: Exception) -> str:
     """An error of Hydra or omegaconf as rule, value and repair."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
-        options = list(error.options or [])
+        options = list(error.options or _files_of(group))
         if group:
             return (
                 f"{group}={name}: there is no conf/{group}/{name}.yaml. "
@@ -128,6 +128,12 @@ def explain(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         return f"{error} A value with = , or brackets needs quotes: 'key=\"a=b\"'."
     return str(error)
+
+
+def _files_of(group: str) -> list[str]:
+    """Names in a folder of ``conf/``, beside the script; Hydra lists them for top folders only."""
+    folder = Path(sys.argv[0]).parent / "conf" / group
+    return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
 def _explain_key(error: Exception, cause: Any) -> str:

@@ -25,7 +25,7 @@ def standard_normal(samples: int, features: int, targets: int, seed: int = 0) ->
 
 
 def teacher_regression(
-    train: int, val: int, test: int, features: int = 10, noise: float = 0.1, seed: int = 0
+    train: int, val: int, test: int, features: int = 10, noise: float = 0.3, seed: int = 0
 ) -> Splits:
     """``y = sin(x W) v + noise``: a network can learn it down to the noise, and no further.
 
@@ -35,8 +35,8 @@ def teacher_regression(
     generator = torch.Generator().manual_seed(seed)
     count = train + val + test
     inputs = torch.randn(count, features, generator=generator)
-    weight = torch.randn(features, 4, generator=generator) / features**0.5
-    mix = torch.randn(4, 1, generator=generator)
+    weight = torch.randn(features, 2, generator=generator) / features**0.5
+    mix = torch.randn(2, 1, generator=generator)
     error = noise * torch.randn(count, 1, generator=generator)
     targets = torch.sin(inputs @ weight) @ mix + error
     floor = error[train + val :].square().mean().item() if test else None

@@ -1,0 +1,350 @@
+"""``python train.py``, as a user types it: what it prints, leaves behind and exits with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT, SMALL, TEST_CONF, Command, assert_no_orphans, environment
+from recording import global_batches
+
+from lockstep.record import Result, read_result
+
+pytestmark = pytest.mark.processes
+DDP2 = ["trainer.strategy=ddp", "trainer.devices=2"]
+
+
+def directories(root: Path) -> list[Path]:
+    return sorted(path.parent for path in root.glob("**/result.json"))
+
+
+def test_the_sweep_of_six_gives_six_equal_results(train: Command) -> None:
+    done = train(
+        "-m",
+        *SMALL,
+        "callbacks=recording",
+        "trainer.strategy=dp,ddp,ddp_spawn",
+        "trainer.devices=1,2",
+    )
+    assert done.returncode == 0, done.stderr
+    runs = directories(done.directory)
+    assert [run.name for run in runs] == ["0", "1", "2", "3", "4", "5"]
+    assert len({run.parent for run in runs}) == 1, "one sweep directory"
+    assert not (done.directory / "outputs").exists()
+    pids = [pid for result in done.results for pid in result["pids"]]
+    assert len(pids) == len(set(pids)) == 1 + 1 + 1 + 2 + 1 + 2
+    first = global_batches(runs[0])
+    for run, result in zip(runs, done.results, strict=True):
+        assert result["status"] == "finished"
+        assert result["samples_seen"] == {"train": 64, "val": 33, "test": 33}
+        assert global_batches(run) == first
+        assert result["metrics"]["test/loss"] == pytest.approx(
+            done.results[0]["metrics"]["test/loss"], rel=1e-6
+        )
+    lines = done.stdout.splitlines()
+    assert any(line.endswith(": 6 finished") for line in lines)
+    closing = [line for line in lines if line.startswith("  #")]
+    assert len(closing) == 6
+    assert "trainer.strategy=ddp trainer.devices=2" in closing[3]
+
+
+def test_devices_may_shrink_within_a_sweep(train: Command) -> None:
+    done = train("-m", *SMALL, "trainer.strategy=ddp,ddp_spawn", "trainer.devices=2,1")
+    assert done.returncode == 0, done.stderr
+    assert [result["world_size"] for result in done.results] == [2, 1, 2, 1]
+    assert all(result["samples_seen"]["test"] == 33 for result in done.results)
+
+
+def test_a_failing_job_is_listed_and_the_others_run(train: Command) -> None:
+    done = train("-m", *SMALL, *DDP2, "model=failing", "model.fail.rank=0", "model.fail.step=1,99")
+    assert done.returncode == 1
+    failed, good = done.results
+    assert failed["status"] == "failed"
+    assert failed["error"] == "rank 0: RuntimeError: broken on purpose"
+    assert good["status"] == "finished"
+    assert ": 1 failed, 1 finished" in done.stdout
+    runs = directories(done.directory)
+    log = (runs[0] / "train.log").read_text()
+    assert "broken on purpose" in log
+    assert "Traceback" in log
+    assert "Traceback" not in (runs[1] / "train.log").read_text()
+
+
+def test_a_refused_job_is_recorded_too(train: Command) -> None:
+    done = train("-m", *SMALL, *DDP2, "data.global_batch_size=7,8")
+    assert done.returncode == 1
+    assert [result["status"] for result in done.results] == ["failed", "finished"]
+    assert "Use 6 or 8" in done.results[0]["error"]
+
+
+def test_the_objective_goes_back_to_the_sweeper(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.argv = ['train.py', '-m', 'hydra/sweeper=basic', *sys.argv[1:]];"
+        "import hydra, train, lockstep.cli;"
+        "run = lockstep.cli.run; values = [];"
+        "train.run = lambda config: values.append(run(config)) or values[-1];"
+        "train.train(); print('objectives:', values)"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "--config-dir",
+        str(TEST_CONF),
+        *SMALL,
+        "objective=val/loss,null",
+    ]
+    env = environment({"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"})
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results = [read_result(run / "result.json") for run in directories(tmp_path)]
+    value = results[0]["metrics"]["val/loss"]
+    assert f"objectives: [{value!r}, None]" in done.stdout
+
+
+def test_an_unknown_objective_lists_the_metrics_and_keeps_them(train: Command) -> None:
+    done = train(*SMALL, "objective=test/los")
+    assert done.returncode == 1
+    assert "got 'test/los'. There are: train/loss, val/loss, test/loss" in done.stderr
+    (result,) = done.results
+    assert result["status"] == "failed"
+    assert set(result["metrics"]) == {"train/loss", "val/loss", "test/loss"}
+
+
+def test_a_run_prints_one_line_per_phase_and_a_closing_block(train: Command) -> None:
+    done = train(*SMALL, *DDP2)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    opening, epoch, finished, *block = done.stdout.splitlines()
+    assert "ddp: 2 processes x 4 samples (global batch 8), cpu, seed 0, writing" in opening
+    assert "epoch 1/1  step 8  train/loss" in epoch
+    assert finished.endswith("finished")
+    names = [line.split()[0] for line in block]
+    assert names == [
+        "strategy",
+        "batch",
+        "trained",
+        "time",
+        "speed",
+        "train/loss",
+        "val/loss",
+        "test/loss",
+        "directory",
+    ]
+    assert "\x1b" not in done.stdout, "plain text when it is no terminal"
+
+
+def test_a_run_leaves_one_directory_with_these_files(train: Command) -> None:
+    done = train(*SMALL, *DDP2)
+    (run,) = directories(done.directory)
+    files = sorted(path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file())
+    assert files == [
+        ".hydra/config.yaml",
+        ".hydra/overrides.yaml",
+        "checkpoints/epoch000-step000008.ckpt",
+        "checkpoints/last.ckpt",
+        "metrics.csv",
+        "result.json",
+        "train.log",
+    ]
+    log = (run / "train.log").read_text()
+    assert log.count("epoch 1/1") == 1
+
+
+def test_result_json_tells_what_was_run(train: Command) -> None:
+    (result,) = train(*SMALL, *DDP2, "seed=7", "trainer.accumulate_grad_batches=2").results
+    expected = {
+        "status": "finished",
+        "error": None,
+        "strategy": "ddp",
+        "accelerator": "cpu",
+        "devices": 2,
+        "num_nodes": 1,
+        "world_size": 2,
+        "global_batch_size": 8,
+        "per_process_batch_size": 4,
+        "accumulate_grad_batches": 2,
+        "seed": 7,
+        "epochs": 1,
+        "steps": 4,
+    }
+    assert {key: result[key] for key in expected} == expected
+    assert len(result["peak_memory_bytes"]) == 2
+    assert all(50e6 < peak < 4e9 for peak in result["peak_memory_bytes"])
+    assert 0 < result["time_to_first_step_s"] < result["wall_time_s"]
+    assert result["samples_per_second"] > 0
+    assert set(result["versions"]) == {"torch", "lightning"}
+
+
+def test_the_written_config_runs_again_with_the_same_result(train: Command, tmp_path: Path) -> None:
+    first = train(*SMALL, "seed=null", "optimizer.lr=1e-4")
+    (run,) = directories(first.directory)
+    (before,) = first.results
+    config = yaml.safe_load((run / ".hydra" / "config.yaml").read_text())
+    assert config["seed"] == before["seed"], "a drawn seed is stored"
+    written = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    again = subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "train.py"),
+            "--config-dir",
+            str(run / ".hydra"),
+            "--config-name",
+            "config",
+            "trainer.strategy=ddp",
+            "trainer.devices=2",
+            "hydra.run.dir=again",
+        ],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert again.returncode == 0, again.stderr
+    after = read_result(tmp_path / "again" / "result.json")
+    for name, value in before["metrics"].items():
+        assert after["metrics"][name] == pytest.approx(value, rel=1e-6)
+    assert {path: path.read_bytes() for path in written} == written, "the first run is untouched"
+    assert (tmp_path / "again" / "checkpoints" / "last.ckpt").exists()
+
+
+def test_odd_directory_names_work(train: Command) -> None:
+    for name in ("a b/lr=0.1,bs=[8]", 'quo"te'):
+        done = train(*SMALL, *DDP2, f"hydra.run.dir='{name}'")
+        assert done.returncode == 0, done.stderr
+        assert (done.directory / name / "result.json").exists()
+
+
+def test_added_and_removed_keys_reach_every_rank(train: Command) -> None:
+    done = train(*SMALL, *DDP2, "+notes.why=hello", "+notes.values=[1,2]", "~callbacks.epoch_line")
+    assert done.returncode == 0, done.stderr
+    (result,) = done.results
+    assert result["notes"] == {"why": "hello", "values": [1, 2]}
+    assert "epoch 1/1" not in done.stdout
+
+
+def test_torchrun_ranks_share_one_directory_and_one_log(train: Command) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = train(*SMALL, *DDP2, "callbacks=recording", launcher=launcher)
+    assert done.returncode == 0, done.stderr
+    (run,) = directories(done.directory)
+    (result,) = done.results
+    assert result["samples_seen"] == {"train": 64, "val": 33, "test": 33}
+    assert (run / "train.log").read_text().count("epoch 1/1") == 1
+    assert len(global_batches(run)) == 8
+
+
+def test_a_port_in_use_does_not_matter(train: Command) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for strategy in ("ddp", "ddp_spawn"):
+            done = train(
+                *SMALL,
+                f"trainer.strategy={strategy}",
+                "trainer.devices=2",
+                env={"MASTER_PORT": port},
+            )
+            assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
+)
+@pytest.mark.parametrize("where", ["auto", "dp", "ddp", "ddp_spawn", "sweep"])
+@pytest.mark.parametrize("group", [False, True], ids=["parent", "group"])
+def test_a_signal_ends_the_run_with_its_status_and_no_orphans(
+    tmp_path: Path, sent: signal.Signals, status: int, where: str, group: bool
+) -> None:
+    strategy = "ddp" if where == "sweep" else where
+    devices = 1 if strategy == "auto" else 2
+    command = [
+        sys.executable,
+        str(ROOT / "train.py"),
+        "--config-dir",
+        str(TEST_CONF),
+        *SMALL,
+        "model._target_=recording.SleepingModule",
+        "callbacks=recording",
+        f"trainer.strategy={strategy}",
+        f"trainer.devices={devices}",
+        "trainer.max_epochs=100",
+        *(["-m", "seed=1,2"] if where == "sweep" else []),
+    ]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        _wait_for_training(tmp_path, process)
+        (os.killpg if group else os.kill)(process.pid, sent)
+        text, _ = process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    assert process.returncode == status, text
+    assert_no_orphans(str(tmp_path))
+    # A sweep stops: its second job is not started.
+    results: list[Result] = [read_result(run / "result.json") for run in directories(tmp_path)]
+    assert [result["status"] for result in results] == ["interrupted"], (
+        "the second job is not started"
+    )
+
+
+def _wait_for_training(directory: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not list(directory.glob("**/seen-0.jsonl")):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_ranks_end_when_the_launching_process_is_killed(tmp_path: Path, strategy: str) -> None:
+    command = [
+        sys.executable,
+        str(ROOT / "train.py"),
+        "--config-dir",
+        str(TEST_CONF),
+        *SMALL,
+        "model._target_=recording.SleepingModule",
+        "callbacks=recording",
+        f"trainer.strategy={strategy}",
+        "trainer.devices=2",
+        "trainer.max_epochs=100",
+    ]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    _wait_for_training(tmp_path, process)
+    process.kill()
+    process.wait()
+    assert_no_orphans(str(tmp_path), within_s=15)
+
+
+def test_thirty_small_ddp_runs_all_exit_with_zero(train: Command) -> None:
+    done = train("-m", *SMALL, *DDP2, "seed=range(30)", timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "terminate called" not in done.stderr
+    assert [result["status"] for result in done.results] == ["finished"] * 30
