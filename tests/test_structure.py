@@ -22,8 +22,18 @@ ROOMS = [
     ["cli"],
 ]
 """A room imports from its own row and the rows above."""
-OPTIONAL = ["callbacks", "loggers", "models", "sweep"]
-CORE = [room for row in ROOMS for room in row if room not in OPTIONAL]
+CORE = [
+    "config",
+    "module",
+    "strategies",
+    "build",
+    "placement",
+    "launch",
+    "processes",
+    "spawn",
+    "run",
+]
+"""What everyone reads, with data/sharding.py and train.py."""
 BLANK = (
     tokenize.COMMENT,
     tokenize.NL,
@@ -110,7 +120,8 @@ def lines_of_code(path: Path) -> int:
 
 def test_the_core_stays_small() -> None:
     files = [path for path in FILES if room_of(path) in CORE]
-    assert sum(map(lines_of_code, [*files, ROOT / "train.py"])) < 1500
+    files += [SOURCE / "data" / "sharding.py", ROOT / "train.py"]
+    assert sum(map(lines_of_code, files)) < 1500
     optional = ("experiment", "debug")
     core = [
         path for path in CONF.rglob("*.yaml") if path.relative_to(CONF).parts[0] not in optional
