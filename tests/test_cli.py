@@ -85,16 +85,18 @@ def test_a_refused_job_is_recorded_too(train: Command) -> None:
 
 def test_the_objective_goes_back_to_the_sweeper(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.argv = ['train.py', '-m', 'hydra/sweeper=basic', *sys.argv[1:]];"
-        "import hydra, train, lockstep.cli;"
-        "run = lockstep.cli.run; values = [];"
-        "train.run = lambda config: values.append(run(config)) or values[-1];"
-        "train.train(); print('objectives:', values)"
+        "import runpy, sys, lockstep.cli;"
+        "run, values = lockstep.cli.run, [];"
+        "lockstep.cli.run = lambda config: values.append(run(config)) or values[-1];"
+        f"sys.argv[0] = {str(ROOT / 'train.py')!r};"
+        "runpy.run_path(sys.argv[0], run_name='__main__');"
+        "print('objectives:', values)"
     )
     command = [
         sys.executable,
         "-c",
         code,
+        "-m",
         "--config-dir",
         str(TEST_CONF),
         *SMALL,
@@ -272,13 +274,13 @@ def test_a_signal_ends_the_run_with_its_status_and_no_orphans(
         str(ROOT / "train.py"),
         "--config-dir",
         str(TEST_CONF),
+        *(["-m", "seed=1,2"] if where == "sweep" else []),
         *SMALL,
         "model._target_=recording.SleepingModule",
         "callbacks=recording",
         f"trainer.strategy={strategy}",
         f"trainer.devices={devices}",
         "trainer.max_epochs=100",
-        *(["-m", "seed=1,2"] if where == "sweep" else []),
     ]
     process = subprocess.Popen(
         command,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from lockstep.placement import Placement
 from lockstep.record import Result, Run
 from lockstep.sizes import batch_sizes
@@ -13,7 +15,7 @@ def opening_line(run: Run) -> str:
     return (
         f"{run.placement.strategy}: {_spread(run.placement)} x {sizes.per_process} samples "
         f"(global batch {sizes.global_}), {run.placement.accelerator}, seed {run.config.seed}, "
-        f"writing {run.directory}"
+        f"writing {_short(run.directory)}"
     )
 
 
@@ -22,6 +24,12 @@ def _spread(placement: Placement) -> str:
     if placement.world_size == 1 and placement.device_count > 1:
         return f"{processes} on {placement.device_count} devices"
     return processes
+
+
+def _short(path: Path) -> str:
+    """The path from here, when it is below."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _count(number: int, one: str, many: str) -> str:
@@ -45,7 +53,7 @@ def closing_block(result: Result) -> str:
         ),
         ("speed", f"{speed:,.0f} samples per second" if speed else "too few steps to tell"),
         *((name, _value(name, value, result)) for name, value in result["metrics"].items()),
-        ("directory", str(result["directory"])),
+        ("directory", _short(Path(result["directory"]))),
     ]
     width = max(len(name) for name, _ in rows)
     return "finished\n" + "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
