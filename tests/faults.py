@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lockstep.callbacks.guards import PeerCheck
@@ -28,3 +29,11 @@ class ChangeDigestOnRank1(Callback):
         if trainer.global_rank == 1:
             guard._digest = "another"
         guard.setup(trainer, pl_module, stage)
+
+
+class RequireNccl(Callback):
+    """Fails unless this rank's process group is NCCL's."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        backend = torch.distributed.get_backend()
+        assert backend == "nccl", backend

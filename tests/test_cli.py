@@ -350,3 +350,70 @@ def test_thirty_small_ddp_runs_all_exit_with_zero(train: Command) -> None:
     assert done.returncode == 0, done.stderr
     assert "terminate called" not in done.stderr
     assert [result["status"] for result in done.results] == ["finished"] * 30
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_terminal_shows_a_bar_and_whole_log_lines(tmp_path: Path) -> None:
+    import pty
+
+    command = [
+        sys.executable,
+        str(ROOT / "train.py"),
+        "--config-dir",
+        str(TEST_CONF),
+        *SMALL,
+        *DDP2,
+        "model._target_=recording.SleepingModule",
+    ]
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=theirs, stderr=subprocess.STDOUT
+    )
+    os.close(theirs)
+    text = b""
+    try:
+        while chunk := os.read(ours, 4096):
+            text += chunk
+    except OSError:  # Linux: the other end is closed
+        pass
+    assert process.wait(timeout=60) == 0
+    os.close(ours)
+    shown = text.decode()
+    assert "epoch 1/1 [" in shown
+    lines = [line.rpartition("\r\x1b[2K")[2] for line in shown.replace("\r\n", "\n").split("\n")]
+    assert any("epoch 1/1  step 8  train/loss" in line and "[" not in line for line in lines)
+    assert "  strategy    ddp, 2 processes, 2 devices (cpu)" in lines
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
+@pytest.mark.parametrize("where", [[], DDP2], ids=["auto", "ddp"])
+def test_a_full_disk_is_told_and_what_was_written_is_kept(tmp_path: Path, where: list[str]) -> None:
+    import resource
+
+    command = [
+        sys.executable,
+        str(ROOT / "train.py"),
+        "--config-dir",
+        str(TEST_CONF),
+        *SMALL,
+        *where,
+        "model=mlp",
+        "model.network.width=128",
+    ]
+    limit = 30_000  # bytes a file: the log and the result fit, a checkpoint does not
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "cannot be written: File too large. What was written before is kept." in last
+    (run,) = directories(tmp_path)
+    assert read_result(run / "result.json")["status"] == "failed"
+    assert (run / ".hydra" / "config.yaml").exists()
+    assert_no_orphans(str(tmp_path))

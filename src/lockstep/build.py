@@ -14,6 +14,7 @@ from hydra.utils import instantiate
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
+from lockstep.callbacks.bar import Bar
 from lockstep.config import Config, Target, TrainerConfig
 from lockstep.data import DataModule, Splits
 from lockstep.errors import UsageError
@@ -102,8 +103,10 @@ def build_trainer(
         "logger": _each(config.logger) or False,
         "default_root_dir": config.trainer.default_root_dir or directory,
     }
-    if config.trainer.enable_progress_bar is None:
-        arguments["enable_progress_bar"] = sys.stdout.isatty()
+    shown = config.trainer.enable_progress_bar
+    if sys.stdout.isatty() if shown is None else shown:
+        arguments["callbacks"].append(Bar())
+    arguments["enable_progress_bar"] = False  # of Lightning
     if isinstance(config.trainer.profiler, dict):
         arguments["profiler"] = make(config.trainer.profiler)
     if config.trainer.plugins:
