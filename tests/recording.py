@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from lockstep.data import Splits
 from lockstep.data.module import Tensors
@@ -138,3 +141,74 @@ class SleepingModule(SupervisedModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         time.sleep(0.1)
         return super().training_step(batch, batch_idx)
+
+
+class Drawing(Dataset[tuple[Tensor, Tensor]]):
+    """Random numbers of torch, NumPy and Python, drawn when a sample is read."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        draws = torch.tensor([torch.rand(()).item(), numpy.random.rand(), random.random()])
+        return torch.zeros(10), draws
+
+
+def drawing(samples: int) -> Splits:
+    return Splits(Drawing(samples))
+
+
+def binary(train: int, test: int) -> Splits:
+    """Labels ``(n, 1)`` in {0, 1}, sorted: ranks that see a stretch would see one class."""
+
+    def part(samples: int, seed: int) -> Tensors:
+        generator = torch.Generator().manual_seed(seed)
+        features = torch.randn(samples, 10, generator=generator)
+        labels = (features[:, :1] + torch.randn(samples, 1, generator=generator) > 0).float()
+        order = labels.flatten().argsort(stable=True)
+        return Tensors(features[order], labels[order])
+
+    return Splits(part(train, 1), part(test, 2), part(test, 3))
+
+
+class BinaryModule(SupervisedModule):
+    """Metrics get probabilities and whole labels."""
+
+    def predict_and_loss(self, batch: Any) -> tuple[Any, Tensor, int]:
+        logits = self(batch[0])
+        return logits.sigmoid(), self.loss(logits, batch[1]), len(batch[1])
+
+    def _evaluate(self, batch: Any, mean: Any, metrics: Any, counts: bool) -> None:
+        super()._evaluate(batch, mean, _Whole(metrics), counts)
+
+
+class _Whole:
+    def __init__(self, metrics: Any) -> None:
+        self._metrics = metrics
+
+    def update(self, prediction: Tensor, target: Tensor) -> None:
+        self._metrics.update(prediction.flatten(), target.flatten().long())
+
+
+class DrawRecorder(Callback):
+    """Write what each rank drew: in its data, and in a step, as dropout does."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        row = {
+            "epoch": trainer.current_epoch,
+            "batch": batch_idx,
+            "data": batch[-1].tolist(),
+            "step": torch.rand(()).item(),
+            "weights": pl_module.network.weight.flatten()[:3].tolist(),
+        }
+        path = Path(self.directory) / f"drawn-{trainer.global_rank}.jsonl"
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")

@@ -124,7 +124,7 @@ def test_a_run_prints_one_line_per_phase_and_a_closing_block(train: Command) -> 
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     opening, epoch, finished, *block = done.stdout.splitlines()
-    assert "ddp: 2 processes x 4 samples (global batch 8), cpu, seed 0, writing" in opening
+    assert "ddp: 2 processes x 4 samples (global batch 8), cpu, lr 1e-06, seed 0" in opening
     assert "epoch 1/1  step 8  train/loss" in epoch
     assert finished.endswith("finished")
     names = [line.split()[0] for line in block]

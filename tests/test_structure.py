@@ -14,7 +14,7 @@ ROOMS = [
     ["errors", "rundir", "config"],
     ["devices", "sizes", "placement", "signals", "epoch_mean"],
     ["data", "models", "strategies", "loggers", "record"],
-    ["module", "callbacks", "processes", "summary"],
+    ["module", "callbacks", "processes", "summary", "predictions"],
     ["build"],
     ["run"],
     ["spawn"],

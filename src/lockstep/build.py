@@ -19,7 +19,7 @@ from lockstep.config import Config, Target, TrainerConfig
 from lockstep.data import DataModule, Splits
 from lockstep.errors import UsageError
 from lockstep.placement import Placement
-from lockstep.sizes import batch_sizes
+from lockstep.sizes import batch_sizes, effective_batch, scaled_optimizer
 from lockstep.strategies.data_parallel import DataParallelStrategy
 from lockstep.strategies.spawned import SpawnedEnvironment, start_method
 
@@ -76,8 +76,9 @@ def build_data(config: Config, placement: Placement) -> tuple[LightningDataModul
 def build_module(config: Config) -> LightningModule:
     """A module gets ``optimizer`` and ``scheduler`` when its constructor takes them."""
     factory = make({**config.model, "_partial_": True})
+    optimizer = scaled_optimizer(config.optimizer, effective_batch(config))
     offered = {
-        "optimizer": make(config.optimizer) if config.optimizer else None,
+        "optimizer": make(optimizer) if optimizer else None,
         "scheduler": make(config.scheduler) if config.scheduler else None,
     }
     taken = inspect.signature(factory.func).parameters

@@ -29,7 +29,7 @@ from lockstep.errors import RunFailed, UsageError
 from lockstep.launch import launch
 from lockstep.placement import place
 from lockstep.record import Run, record_refusal
-from lockstep.sizes import batch_sizes
+from lockstep.sizes import batch_sizes, effective_batch, scaled_optimizer
 
 
 def run(composed: DictConfig) -> float | None:
@@ -50,9 +50,7 @@ def prepare(composed: DictConfig) -> Run:
         config = replace(config, seed=random.SystemRandom().randrange(2**31))
     elif config.seed < 0:
         raise UsageError(f"seed must be 0 or greater, or null to draw one; got {config.seed}.")
-    rate = config.optimizer.get("lr", 1.0)
-    if not isinstance(rate, int | float) or isinstance(rate, bool) or not rate >= 0:
-        raise UsageError(f"optimizer.lr must be a number, 0 or greater; got {rate!r}.")
+    scaled_optimizer(config.optimizer, effective_batch(config))
     hydra = HydraConfig.get()
     placement = place(config, hydra.mode == RunMode.MULTIRUN)
     batch_sizes(config.data, placement.world_size)

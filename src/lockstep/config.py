@@ -113,6 +113,8 @@ class Config:
     """The metric that a sweep gets back from a run, as a float; None: nothing is returned."""
     test: bool = True
     """Test after training, with the best checkpoint when one is monitored."""
+    predict: bool = False
+    """After that, write the predictions of the test data, in its order, as ``predictions.pt``."""
     data: DataConfig = field(default_factory=DataConfig)
     model: Target = field(default_factory=dict)
     optimizer: Target = field(default_factory=dict)

@@ -12,7 +12,7 @@ import traceback
 
 from lockstep.errors import RunFailed, UsageError, as_usage_error
 from lockstep.placement import STRATEGIES
-from lockstep.processes import context, in_ranks, in_worker
+from lockstep.processes import context, in_ranks, in_worker, unchanged_process
 from lockstep.record import Result, Run, claim, write_result
 from lockstep.signals import leave_on_sigterm
 from lockstep.summary import closing_block, opening_line
@@ -47,6 +47,11 @@ def launch(run: Run) -> float | None:
 
 
 def _compute(run: Run) -> Result:
+    with unchanged_process():
+        return _in_processes(run)
+
+
+def _in_processes(run: Run) -> Result:
     if run.placement.kind == "ranks":
         return in_ranks(work, run)
     if run.placement.kind == "worker":

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 from torchmetrics import Metric, MetricCollection
 from typing_extensions import override
 
@@ -52,6 +53,8 @@ class SupervisedModule(LightningModule):
         self.train_loss, self.val_loss, self.test_loss = EpochMean(), EpochMean(), EpochMean()
         self.val_metrics = collection.clone(prefix="val/")
         self.test_metrics = collection.clone(prefix="test/")
+        self.tables: dict[str, list[Any]] = {}
+        """The last value of each metric that is more than one number."""
 
     @override
     def forward(self, *inputs: Tensor) -> Any:
@@ -78,23 +81,23 @@ class SupervisedModule(LightningModule):
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        if not _only_filler(self.trainer.val_dataloaders):
-            self._evaluate(batch, self.val_loss, self.val_metrics)
+        counts = not _only_filler(self.trainer.val_dataloaders)
+        self._evaluate(batch, self.val_loss, self.val_metrics, counts)
 
     @override
     def on_validation_epoch_end(self) -> None:
         self.log("val/loss", self.val_loss)
-        self.log_dict(dict(self.val_metrics.items()))
+        self._log_metrics(self.val_metrics)
 
     @override
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        if not _only_filler(self.trainer.test_dataloaders):
-            self._evaluate(batch, self.test_loss, self.test_metrics)
+        counts = not _only_filler(self.trainer.test_dataloaders)
+        self._evaluate(batch, self.test_loss, self.test_metrics, counts)
 
     @override
     def on_test_epoch_end(self) -> None:
         self.log("test/loss", self.test_loss)
-        self.log_dict(dict(self.test_metrics.items()))
+        self._log_metrics(self.test_metrics)
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
@@ -123,11 +126,26 @@ class SupervisedModule(LightningModule):
                 "trainer.detect_anomaly=true names the operation."
             )
 
-    def _evaluate(self, batch: Batch, mean: EpochMean, metrics: MetricCollection) -> None:
-        """Lightning computes what is logged over all ranks, once per epoch, and resets it."""
+    def _evaluate(
+        self, batch: Batch, mean: EpochMean, metrics: MetricCollection, counts: bool
+    ) -> None:
         prediction, loss, samples = self.predict_and_loss(batch)
-        mean.update(loss, samples)
-        metrics.update(prediction, batch[-1])
+        if counts:
+            mean.update(loss, samples)
+            metrics.update(prediction, batch[-1])
+        else:
+            # No rows, of the right type: ranks exchange lists of predictions by their bytes.
+            metrics.update(*tree_map(lambda rows: rows[:0], (prediction, batch[-1])))
+
+    def _log_metrics(self, metrics: MetricCollection) -> None:
+        """Compute over all ranks, once; log numbers, keep tables such as a confusion matrix."""
+        values = metrics.compute()
+        for name, metric in metrics.items():
+            if values[name].numel() == 1:
+                self.log(name, metric)  # Lightning takes the computed value, and resets
+            else:
+                self.tables[name] = values[name].tolist()
+                metric.reset()
 
 
 def _only_filler(loader: Any) -> bool:

@@ -96,7 +96,7 @@ def in_ranks(work: Work, run: Run) -> Result:
 
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # `raise_cause` says it, once
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as notes, unchanged_process():
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as notes:
         agent = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -234,7 +234,8 @@ def _stop(process: multiprocessing.process.BaseProcess, grace_s: float) -> None:
 
 @contextmanager
 def unchanged_process() -> Iterator[None]:
-    """The agent sets environment variables and signal handlers and leaves them; undo that."""
+    """Undo what a run leaves here: the agent's and Lightning's environment variables and signal
+    handlers, which the next run would take for a launcher's."""
     environ = dict(os.environ)
     numbers = [
         getattr(signal, name)

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from lockstep.config import Config
 from lockstep.errors import UsageError
 from lockstep.placement import Placement
-from lockstep.sizes import batch_sizes
+from lockstep.sizes import batch_sizes, effective_batch, scaled_optimizer
 
 Result = dict[str, Any]
 
@@ -84,6 +84,8 @@ def write_result(run: Run, outcome: Result) -> Result:
         "global_batch_size": sizes.global_,
         "per_process_batch_size": sizes.per_process,
         "accumulate_grad_batches": config.trainer.accumulate_grad_batches,
+        "effective_batch_size": effective_batch(config),
+        "learning_rate": scaled_optimizer(config.optimizer, effective_batch(config)).get("lr"),
         "seed": config.seed,
         "overrides": run.overrides,
         "notes": config.notes,

@@ -24,6 +24,8 @@ from lockstep.callbacks.guards import LeaveOnSigterm, PeerCheck, RankSeeds
 from lockstep.callbacks.step_clock import StepClock
 from lockstep.data import DataModule
 from lockstep.epoch_mean import EpochMean
+from lockstep.errors import UsageError
+from lockstep.predictions import write_predictions
 from lockstep.record import Run
 
 
@@ -65,13 +67,26 @@ def fit_and_test(built: Built, run: Run) -> dict[str, Any]:
         if run.config.test and has_test(built.module, built.data):
             best = best_checkpoint(trainer)
             trainer.test(built.module, datamodule=built.data, ckpt_path=best, verbose=False)
-            outcome["metrics"] |= plain_metrics(trainer)
+            outcome["metrics"] |= plain_metrics(built)
+        if run.config.predict:
+            outcome["predictions"] = predict(built, run)
         outcome["samples_seen"] = samples_seen(built.module)
         exit_code = 0
     finally:
         finish_wandb(exit_code)
     leave_group()
     return outcome
+
+
+def predict(built: Built, run: Run) -> str:
+    """Write ``predictions.pt`` with the weights that were tested; returns its path."""
+    if not isinstance(built.data, DataModule) or not built.data.predict_samples:
+        raise UsageError(
+            "predict=true needs a test or predict split from data.datasets; there is none. "
+            "Return one in Splits(...), or use predict=false."
+        )
+    best = best_checkpoint(built.trainer)
+    return str(write_predictions(built.trainer, built.module, built.data, best, run.directory))
 
 
 def describe_training(built: Built, run: Run) -> dict[str, Any]:
@@ -81,7 +96,7 @@ def describe_training(built: Built, run: Run) -> dict[str, Any]:
     return {
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,
-        "metrics": plain_metrics(trainer),
+        "metrics": plain_metrics(built),
         "floor": built.floor,
         **clock.measured(run.started, run.config.data.global_batch_size),
         "peak_memory_bytes": gather(peak_memory_bytes()),
@@ -109,12 +124,10 @@ def has_test(module: LightningModule, data: LightningDataModule) -> bool:
     return is_overridden("test_dataloader", data) and is_overridden("test_step", module)
 
 
-def plain_metrics(trainer: Trainer) -> dict[str, float | list[Any]]:
-    """The last value of everything logged; tensors with one element become floats."""
-    return {
-        name: value.item() if value.numel() == 1 else value.tolist()
-        for name, value in sorted(trainer.callback_metrics.items())
-    }
+def plain_metrics(built: Built) -> dict[str, float | list[Any]]:
+    """The last value of everything logged, and the module's tables, as plain numbers."""
+    logged = {name: value.item() for name, value in built.trainer.callback_metrics.items()}
+    return dict(sorted((logged | getattr(built.module, "tables", {})).items()))
 
 
 def samples_seen(module: LightningModule) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.config import DataConfig
+from lockstep.config import Config, DataConfig, Target
 from lockstep.errors import UsageError
 
 
@@ -35,3 +35,37 @@ def batch_sizes(data: DataConfig, world_size: int) -> BatchSizes:
         )
     evaluation = data.eval_batch_size or size
     return BatchSizes(size, size // world_size, evaluation, -(-evaluation // world_size))
+
+
+def effective_batch(config: Config) -> int:
+    """Samples per optimizer step: the global batch times the micro-steps accumulated."""
+    return config.data.global_batch_size * config.trainer.accumulate_grad_batches
+
+
+SCALES: dict[str, float] = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
+
+
+def scaled_optimizer(optimizer: Target, samples_per_step: int) -> Target:
+    """The optimizer's own arguments, with its ``lr`` scaled to the samples per optimizer step.
+
+    ``scale_lr: linear`` multiplies by ``samples_per_step / reference_batch_size`` (Goyal et al.
+    2017, arXiv:1706.02677), ``sqrt`` by its root (Krizhevsky 2014, arXiv:1404.5997). Off by
+    default: the global batch, and so the best rate, does not change with the devices.
+
+    Raises `UsageError` for another word, a rate that is no number, or a reference that is missing.
+    """
+    own = dict(optimizer)
+    rule, reference = own.pop("scale_lr", "none"), own.pop("reference_batch_size", None)
+    rate = own.get("lr", 1.0)
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not rate >= 0:
+        raise UsageError(f"optimizer.lr must be a number, 0 or greater; got {rate!r}.")
+    if rule not in SCALES:
+        raise UsageError(f"optimizer.scale_lr must be one of {', '.join(SCALES)}; got {rule!r}.")
+    if rule != "none":
+        if not isinstance(reference, int) or reference < 1:
+            raise UsageError(
+                f"optimizer.scale_lr={rule} needs the batch size that optimizer.lr was found for; "
+                f"got optimizer.reference_batch_size={reference}. Use for example 256."
+            )
+        own["lr"] = rate * (samples_per_step / reference) ** SCALES[rule]
+    return own

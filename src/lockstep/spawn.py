@@ -18,7 +18,7 @@ from torch.multiprocessing.spawn import ProcessException
 
 from lockstep.build import Built
 from lockstep.errors import UsageError
-from lockstep.processes import context, guarded, raise_cause, unchanged_process
+from lockstep.processes import context, guarded, raise_cause
 from lockstep.record import Result, Run
 from lockstep.run import fit_and_test
 
@@ -29,7 +29,7 @@ def in_spawned(built: Built, run: Run) -> Result:
     launcher = built.trainer.strategy.launcher
     assert isinstance(launcher, _MultiProcessingLauncher)
     context()
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as notes, unchanged_process():
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as notes:
         try:
             result: Result = launcher.launch(_spawned_rank, built, run, dict(os.environ), notes)
             return result

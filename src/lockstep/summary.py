@@ -6,16 +6,21 @@ from pathlib import Path
 
 from lockstep.placement import Placement
 from lockstep.record import Result, Run
-from lockstep.sizes import batch_sizes
+from lockstep.sizes import batch_sizes, effective_batch, scaled_optimizer
 
 
 def opening_line(run: Run) -> str:
     """What, how many, where: ``ddp: 2 processes x 16 samples (global batch 32), cpu, ...``."""
-    sizes = batch_sizes(run.config.data, run.placement.world_size)
+    config, placement = run.config, run.placement
+    sizes = batch_sizes(config.data, placement.world_size)
+    batch = f"global batch {sizes.global_}"
+    if config.trainer.accumulate_grad_batches > 1:
+        steps = config.trainer.accumulate_grad_batches
+        batch += f", {steps} accumulated: {effective_batch(config)} a step"
+    rate = scaled_optimizer(config.optimizer, effective_batch(config)).get("lr")
     return (
-        f"{run.placement.strategy}: {_spread(run.placement)} x {sizes.per_process} samples "
-        f"(global batch {sizes.global_}), {run.placement.accelerator}, seed {run.config.seed}, "
-        f"writing {_short(run.directory)}"
+        f"{placement.strategy}: {_spread(placement)} x {sizes.per_process} samples ({batch}), "
+        f"{placement.accelerator}, lr {rate}, seed {config.seed}, writing {_short(run.directory)}"
     )
 
 

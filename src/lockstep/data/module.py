@@ -28,6 +28,8 @@ class Splits:
     train: Dataset[Any]
     val: Dataset[Any] | None = None
     test: Dataset[Any] | None = None
+    predict: Dataset[Any] | None = None
+    """What ``predict=true`` predicts; None: the test split."""
     floor: float | None = None
     """The test loss that no model can undercut, where it is known; shown beside the result."""
 
@@ -67,7 +69,7 @@ class DataModule(LightningDataModule):
     def __init__(self, splits: Splits, config: DataConfig, sizes: BatchSizes, seed: int) -> None:
         super().__init__()
         self.splits, self.config, self.sizes, self.seed = splits, config, sizes, seed
-        for name in ("train", "val", "test"):
+        for name in ("train", "val", "test", "predict"):
             self._check(name, getattr(splits, name))
         assert isinstance(splits.train, Sized)
         if sizes.global_ > len(splits.train):
@@ -98,6 +100,20 @@ class DataModule(LightningDataModule):
     @override
     def test_dataloader(self) -> DataLoader[Any] | list[Any]:
         return self._evaluate(self.splits.test)
+
+    @override
+    def predict_dataloader(self) -> DataLoader[Any] | list[Any]:
+        return self._evaluate(self._to_predict)
+
+    @property
+    def predict_samples(self) -> int:
+        """How many predictions there will be; 0 without a data set to predict."""
+        dataset = self._to_predict
+        return len(dataset) if isinstance(dataset, Sized) else 0
+
+    @property
+    def _to_predict(self) -> Dataset[Any] | None:
+        return self.splits.predict if self.splits.predict is not None else self.splits.test
 
     @property
     def _rank(self) -> int:

@@ -42,4 +42,4 @@ def teacher_regression(
     floor = error[train + val :].square().mean().item() if test else None
     ends = (slice(train), slice(train, train + val), slice(train + val, count))
     first, second, third = (Tensors(inputs[part], targets[part]) for part in ends)
-    return Splits(first, second if val else None, third if test else None, floor)
+    return Splits(first, second if val else None, third if test else None, floor=floor)

@@ -1,0 +1,1 @@
+"""What lockstep itself costs: ``python -m benchmarks``. Nothing timed here is a test."""

@@ -1,0 +1,65 @@
+"""Commands as a person types them, run below a scratch directory and timed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+Clock = Callable[[str], float]
+"""Runs a command and returns its seconds."""
+
+
+def clock_in(directory: Path, say: Callable[[str], None]) -> Clock:
+    """A clock for commands whose outputs go below ``directory``."""
+
+    def clock(command: str) -> float:
+        taken = seconds(command, directory)
+        say(f"{taken:7.2f} s  {command}")
+        return taken
+
+    return clock
+
+
+def seconds(command: str, directory: Path) -> float:
+    """Wall time of one command, the interpreter's start and end included.
+
+    Raises `RuntimeError` when it does not end as expected: how long a failure took says nothing.
+    """
+    started = time.perf_counter()
+    done = subprocess.run(
+        arguments(command), cwd=directory, env=environment(), capture_output=True, text=True
+    )
+    taken = time.perf_counter() - started
+    if done.returncode != expected_status(command):
+        said = (done.stderr or done.stdout).strip()[-2000:]
+        raise RuntimeError(f"{command} left with exit status {done.returncode}:\n{said}")
+    return taken
+
+
+def arguments(command: str) -> list[str]:
+    """``python`` is this interpreter, ``train.py`` the project's."""
+    known = {"python": sys.executable, "train.py": str(PROJECT / "train.py")}
+    return [known.get(word, word) for word in shlex.split(command)]
+
+
+def expected_status(command: str) -> int:
+    return 1 if "devcies" in command else 0
+
+
+def environment() -> dict[str, str]:
+    """This one without OMP_NUM_THREADS, so that lockstep shares out the cores as it does by default
+    (an elastic launcher or a batch system may have set it to 1)."""
+    return {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"}
+
+
+def alternate(clock: Clock, commands: list[str], rounds: int) -> list[list[float]]:
+    """Seconds of each command, one entry per round, run A B A B: a machine that slows down for a
+    while slows all of them, and ratios within a round hardly notice."""
+    turns = [[clock(command) for command in commands] for _ in range(rounds)]
+    return [list(column) for column in zip(*turns, strict=True)]
