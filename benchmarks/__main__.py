@@ -25,13 +25,14 @@ from benchmarks.timing import PROJECT, clock_in
 
 def main() -> None:
     runs = parse().runs
+    facts = machine()  # the load before these benchmarks add theirs
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    console.print(machine_line(machine()))
+    console.print(machine_line(facts))
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
         clock = clock_in(Path(scratch), lambda line: console.print(line, markup=False))
         rows = list(measure(clock, runs, Path(scratch)))
     console.print(table(rows))
-    console.print(f"written to {write(rows, runs).relative_to(PROJECT)}")
+    console.print(f"written to {write(facts, rows, runs).relative_to(PROJECT)}")
 
 
 def parse() -> argparse.Namespace:
@@ -50,6 +51,7 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else "unknown",
         **{name: version(name) for name in ("torch", "lightning", "hydra-core")},
     }
 
@@ -79,9 +81,9 @@ def cells(row: Row) -> list[str]:
     return [*times, f"{row.ratio:.2f}", target, met]
 
 
-def write(rows: list[Row], runs: int) -> Path:
+def write(facts: dict[str, Any], rows: list[Row], runs: int) -> Path:
     path = PROJECT / "benchmarks" / "results" / time.strftime("%Y-%m-%d_%H-%M-%S.json")
-    kept = {"machine": machine(), "runs": runs, "rows": [asdict(r) | {"met": r.met} for r in rows]}
+    kept = {"machine": facts, "runs": runs, "rows": [asdict(r) | {"met": r.met} for r in rows]}
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(kept, indent=2) + "\n")
     return path

@@ -417,3 +417,32 @@ def test_a_full_disk_is_told_and_what_was_written_is_kept(tmp_path: Path, where:
     assert read_result(run / "result.json")["status"] == "failed"
     assert (run / ".hydra" / "config.yaml").exists()
     assert_no_orphans(str(tmp_path))
+
+
+@pytest.mark.parametrize("where", [[], DDP2], ids=["auto", "ddp"])
+def test_fast_dev_run_is_one_batch_and_leaves_no_checkpoint(
+    train: Command, where: list[str]
+) -> None:
+    done = train("debug=fast_dev_run", *where)
+    assert done.returncode == 0, done.stderr
+    (result,) = done.results
+    assert (result["steps"], result["samples_seen"]["train"]) == (1, 64)
+    (run,) = directories(done.directory)
+    assert not (run / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("where", [[], DDP2], ids=["auto", "ddp"])
+def test_overfit_learns_two_batches_by_heart(train: Command, where: list[str]) -> None:
+    done = train("debug=overfit", *where)
+    assert done.returncode == 0, done.stderr
+    (result,) = done.results
+    assert result["steps"] == 200
+    assert result["samples_seen"]["train"] == 128
+    assert result["metrics"]["train/loss"] < 0.02, "far below the noise of 0.09"
+
+
+def test_profile_writes_where_the_time_went(train: Command) -> None:
+    done = train("debug=profile", *DDP2)
+    assert done.returncode == 0, done.stderr
+    (run,) = directories(done.directory)
+    assert "run_training_batch" in (run / "fit-profile.txt").read_text()
