@@ -29,6 +29,7 @@ SMALL = [
     "data=indexed",
     "model=linear",
     "optimizer=sgd",
+    "scheduler=none",
     "optimizer.lr=1e-6",
     "trainer.max_epochs=1",
 ]

@@ -79,6 +79,9 @@ def readable_errors() -> Iterator[None]:
 
     Exit statuses: 1 error, 2 wrong command line, 130 Ctrl-C, 143 SIGTERM.
     """
+    # Idle OpenMP threads sleep instead of spinning: with anything else on the cores, a small
+    # model's steps otherwise take several times as long. Read when torch is imported, later.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing
     try:

@@ -9,25 +9,29 @@ import threading
 import time
 from types import FrameType
 
+_leaving = threading.Event()
+
 
 def leave(signum: int, _: FrameType | None) -> None:
-    """Raise SystemExit(128 + signum); a second signal must not cut the clean-up short."""
-    signal.signal(signum, signal.SIG_IGN)
-    raise SystemExit(128 + signum)
+    """Raise SystemExit(128 + signum), unless this process is on its way out already: a signal must
+    not cut the clean-up short. Whoever sent it kills after a grace period."""
+    if not _leaving.is_set():
+        _leaving.set()
+        raise SystemExit(128 + signum)
 
 
 def leave_on_sigterm() -> None:
     """Make SIGTERM (and a closed terminal) end this process as an exception does."""
+    _leaving.clear()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, leave)
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, leave)
 
 
-def ignore_sigterm() -> None:
-    """For the time of a clean-up; whoever sent the signal kills after a grace period."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def leaving() -> None:
+    """From here on `leave` does nothing: an exception has begun to end this process."""
+    _leaving.set()
 
 
 def leave_with_parent(grace_s: float) -> None:

@@ -16,7 +16,7 @@ from typing_extensions import override
 from lockstep.config import Config
 from lockstep.errors import UsageError
 from lockstep.placement import Placement
-from lockstep.signals import ignore_sigterm, leave_on_sigterm
+from lockstep.signals import leave_on_sigterm, leaving
 
 
 class LeaveOnSigterm(Callback):
@@ -36,7 +36,7 @@ class LeaveOnSigterm(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """A rank that is on its way out already must not be cut short."""
-        ignore_sigterm()
+        leaving()
 
 
 class PeerCheck(Callback):

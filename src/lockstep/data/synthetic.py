@@ -33,10 +33,10 @@ def teacher_regression(
     the noise really drawn for the test samples.
     """
     generator = torch.Generator().manual_seed(seed)
-    count = train + val + test
-    inputs = torch.randn(count, features, generator=generator)
     weight = torch.randn(features, 2, generator=generator) / features**0.5
     mix = torch.randn(2, 1, generator=generator)
+    count = train + val + test
+    inputs = torch.randn(count, features, generator=generator)
     error = noise * torch.randn(count, 1, generator=generator)
     targets = torch.sin(inputs @ weight) @ mix + error
     floor = error[train + val :].square().mean().item() if test else None
