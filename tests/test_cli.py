@@ -432,7 +432,7 @@ def test_fast_dev_run_is_one_batch_and_leaves_no_checkpoint(
     done = train("debug=fast_dev_run", *where)
     assert done.returncode == 0, done.stderr
     (result,) = done.results
-    assert (result["steps"], result["samples_seen"]["train"]) == (1, 64)
+    assert (result["steps"], result["samples_seen"]["train"]) == (1, 128)
     (run,) = directories(done.directory)
     assert not (run / "checkpoints").exists()
 
@@ -443,12 +443,13 @@ def test_overfit_learns_two_batches_by_heart(train: Command, where: list[str]) -
     assert done.returncode == 0, done.stderr
     (result,) = done.results
     assert result["steps"] == 200
-    assert result["samples_seen"]["train"] == 128
-    assert result["metrics"]["train/loss"] < 0.02, "far below the noise of 0.09"
+    assert result["samples_seen"]["train"] == 256
+    assert result["metrics"]["train/loss"] < 0.05, "below the noise of 0.09"
 
 
 def test_profile_writes_where_the_time_went(train: Command) -> None:
     done = train("debug=profile", *DDP2)
     assert done.returncode == 0, done.stderr
     (run,) = directories(done.directory)
-    assert "run_training_batch" in (run / "fit-profile.txt").read_text()
+    for rank in (0, 1):
+        assert "run_training_batch" in (run / f"fit-profile-{rank}.txt").read_text()

@@ -48,7 +48,7 @@ def test_csv_of_two_ranks_equals_that_of_one(launch: Launch) -> None:
     single = launch(*overrides)
     spread = launch(*overrides, "trainer.strategy=ddp", "trainer.devices=2")
     tables = [read_csv(Path(result["directory"]) / "metrics.csv") for result in (single, spread)]
-    assert [row["step"] for row in tables[0]] == ["31", "63", "95", "96"]
+    assert [row["step"] for row in tables[0]] == ["15", "31", "47", "48"]
     for one, two in zip(*tables, strict=True):
         assert one.keys() == two.keys()
         for name in one.keys() - {"seconds"}:

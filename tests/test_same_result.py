@@ -106,6 +106,7 @@ def test_accumulation_and_clipping_do_not_depend_on_the_device_count(launch: Lau
         "model=mlp",
         "trainer.max_epochs=1",
         "trainer.accumulate_grad_batches=3",
+        "data.global_batch_size=64",
         "trainer.gradient_clip_val=0.1",
         "data.datasets.train=500",
     ]
