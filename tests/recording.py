@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -212,3 +213,26 @@ class DrawRecorder(Callback):
         path = Path(self.directory) / f"drawn-{trainer.global_rank}.jsonl"
         with path.open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+class OpenFileModule(SupervisedModule):
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.handle = sys.__stdout__
+
+
+class OwnStep(SupervisedModule):
+    """A step that a user wrote."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return ((self(batch[0]) - batch[1]) ** 2).mean()
+
+
+class Unpicklable(Drawing):
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.transform = lambda features: features
+
+
+def unpicklable(samples: int) -> Splits:
+    return Splits(Unpicklable(samples))

@@ -81,6 +81,9 @@ def test_a_refused_job_is_recorded_too(train: Command) -> None:
     assert done.returncode == 1
     assert [result["status"] for result in done.results] == ["failed", "finished"]
     assert "Use 6 or 8" in done.results[0]["error"]
+    logs = [(run / "train.log").read_text() for run in directories(done.directory)]
+    assert "Use 6 or 8" in logs[0], "the job's own log tells it, at once"
+    assert "Use 6 or 8" not in logs[1]
 
 
 def test_the_objective_goes_back_to_the_sweeper(tmp_path: Path) -> None:

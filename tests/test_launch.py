@@ -210,3 +210,44 @@ def test_fork_server_and_ranks_end_with_the_command(train, tmp_path: Path) -> No
     done = train(*SMALL, *DDP2)
     assert done.returncode == 0, done.stderr
     assert_no_orphans(str(tmp_path), within_s=0.5)
+
+
+@pytest.mark.parametrize("where", [[], DDP2], ids=["auto", "ddp"])
+@pytest.mark.parametrize("sweep", [False, True], ids=["run", "sweep"])
+def test_loader_processes_start_as_the_platform_starts_them(
+    launch: Launch, where: list[str], sweep: bool
+) -> None:
+    # A data set that cannot be pickled: a fork server's way to start loaders would refuse it.
+    drawn = ["data=unpicklable", "model=linear", "model.network.out_features=3", "optimizer=sgd"]
+    short = ["callbacks=unmonitored", "trainer.max_epochs=1", "objective=train/loss"]
+    result = launch(*drawn, *short, "data.num_workers=1", *where, sweep=sweep)
+    assert result["samples_seen"] == {"train": 16}
+
+
+def test_a_batch_larger_than_the_data_is_one_batch_of_all_said_once(
+    launch: Launch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    result = launch(*SMALL, "data.global_batch_size=1000")
+    assert (result["steps"], result["global_batch_size"]) == (1, 64)
+    said = [text for text in caplog.messages if "one batch of all" in text]
+    assert said == [
+        "data.global_batch_size is 1000, the training set holds 64 samples: one batch of all"
+    ]
+
+
+def test_an_open_file_in_the_module_is_named_under_ddp_spawn(launch: Launch) -> None:
+    where = ["trainer.strategy=ddp_spawn", "trainer.devices=2"]
+    with pytest.raises(UsageError, match=r"module\.handle cannot be pickled"):
+        launch(*SMALL, "model=with_lambda", "model._target_=recording.OpenFileModule", *where)
+
+
+def test_a_nan_in_a_module_of_ones_own_stops_too(launch: Launch) -> None:
+    with pytest.raises(UsageError, match="training loss must be finite; got nan at step 5"):
+        launch(
+            "data=with_nan",
+            "model=linear",
+            "model._target_=recording.OwnStep",
+            "optimizer=sgd",
+            "optimizer.lr=1e-6",
+        )

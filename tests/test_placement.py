@@ -10,6 +10,12 @@ from lockstep.config import Config, TrainerConfig
 from lockstep.errors import UsageError
 from lockstep.placement import place
 
+
+@pytest.fixture(autouse=True)
+def _four_gpus_in_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.devices.driver_gpus", lambda: 4)
+
+
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 FOUR_GPUS = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
 TORCHRUN = {
@@ -18,6 +24,8 @@ TORCHRUN = {
     "LOCAL_RANK": "1",
     "WORLD_SIZE": "2",
     "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29400",
     "CUDA_VISIBLE_DEVICES": "",
 }
 TORCHRUN_4_ON_2 = TORCHRUN | {"WORLD_SIZE": "4", "RANK": "3"}
@@ -65,7 +73,7 @@ def config(**trainer: Any) -> Config:
         ({"accelerator": "cuda", "devices": 1}, False, FOUR_GPUS, "here", "auto", 1, 0),
         ({"strategy": "dp", "devices": [1, 0]}, False, NO_GPU, "here", "dp", 1, 0),
         ({"strategy": "ddp", "devices": 2}, False, TORCHRUN, "launched", "ddp", 2, 1),
-        ({"strategy": "auto", "devices": 2}, True, TORCHRUN, "launched", "ddp", 2, 1),
+        ({"strategy": "auto", "devices": 2}, False, TORCHRUN, "launched", "ddp", 2, 1),
         (
             {"strategy": "ddp", "devices": 2, "num_nodes": 2},
             False,
@@ -111,9 +119,35 @@ def test_the_decision(
     assert decided == (kind, strategy, world_size, rank)
 
 
+def test_a_sweep_under_a_launcher_is_refused() -> None:
+    for environ in (TORCHRUN, SRUN):
+        with pytest.raises(UsageError, match=r"python train\.py -m"):
+            place(config(strategy="ddp", devices=2), True, environ)
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("ddp", 2), ("ddp", 1), ("dp", 2), ("auto", 2)])
+def test_auto_is_the_cpu_on_a_mac_when_several_devices_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, devices: int
+) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    asked = config(accelerator="auto", strategy=strategy, devices=devices)
+    assert place(asked, False, NO_GPU).accelerator == "cpu"
+    assert place(config(accelerator="auto", devices=1), False, NO_GPU).accelerator == "mps"
+
+
+def test_visible_devices_that_do_not_exist_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert place(config(accelerator="auto", devices="auto"), False, FOUR_GPUS).world_size == 4
+    monkeypatch.setattr("lockstep.devices.driver_gpus", lambda: 0)
+    assert place(config(accelerator="auto", devices=1), False, FOUR_GPUS).accelerator == "cpu"
+
+
 @pytest.mark.parametrize(
     ("trainer", "environ", "words"),
     [
+        ({"devices": 1}, {**NO_GPU, "TORCHELASTIC_RUN_ID": "x"}, ["unset TORCHELASTIC_RUN_ID"]),
+        ({"strategy": "dp", "devices": 2}, SRUN, ["srun started 2", "--ntasks=1"]),
+        ({"devices": 1}, {**NO_GPU, "OMPI_COMM_WORLD_SIZE": "2"}, ["mpirun started 2"]),
         ({"strategy": "dpp"}, NO_GPU, ["got 'dpp'", "Did you mean dp?"]),
         ({"accelerator": "gppu"}, NO_GPU, ["trainer.accelerator", "auto, cpu, gpu"]),
         ({"devices": 0}, NO_GPU, ["got 0", "CPU cores"]),

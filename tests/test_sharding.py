@@ -106,7 +106,7 @@ def test_share_of_a_batch_is_every_wth_sample() -> None:
         (30, 4, "got 30 and 4. Use 28 or 32."),
         (2, 4, "got 2 and 4. Use 4 or 8."),
         (0, 2, "got 0 and 2. Use 2 or 4."),
-        (-5, 1, "got -5 and 1. Use 1 or 2."),
+        (-5, 1, "got -5. Use 1 or 2."),
     ],
 )
 def test_a_batch_that_does_not_divide_is_refused_with_two_that_do(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import sys
@@ -31,6 +32,8 @@ from lockstep.placement import place
 from lockstep.record import Run, record_refusal
 from lockstep.sizes import batch_sizes, effective_batch, scaled_optimizer
 
+log = logging.getLogger(__name__)
+
 
 def run(composed: DictConfig) -> float | None:
     """One run, from its composed config; returns the objective, for sweepers that search."""
@@ -39,6 +42,8 @@ def run(composed: DictConfig) -> float | None:
     except (UsageError, RunFailed) as error:
         record_refusal(Path(HydraConfig.get().runtime.output_dir), _overrides(), str(error))
         if HydraConfig.get().mode == RunMode.MULTIRUN:
+            if isinstance(error, UsageError):
+                log.error("error: %s", error)
             raise  # Hydra notes it for this job, and goes on with the next
         _exit(error)
 
@@ -50,6 +55,14 @@ def prepare(composed: DictConfig) -> Run:
         config = replace(config, seed=random.SystemRandom().randrange(2**31))
     elif config.seed < 0:
         raise UsageError(f"seed must be 0 or greater, or null to draw one; got {config.seed}.")
+    for key, value in (
+        ("trainer.accumulate_grad_batches", config.trainer.accumulate_grad_batches),
+        ("strategy.timeout_s", config.strategy.timeout_s),
+        ("launch.threads", config.launch.threads),
+        ("launch.grace_s", config.launch.grace_s),
+    ):
+        if value is not None and value <= 0:
+            raise UsageError(f"{key} must be greater than 0; got {value}.")
     scaled_optimizer(config.optimizer, effective_batch(config))
     hydra = HydraConfig.get()
     placement = place(config, hydra.mode == RunMode.MULTIRUN)
@@ -134,7 +147,9 @@ def explain(error: Exception) -> str:
 def _files_of(group: str) -> list[str]:
     """Names in a folder of ``conf/``, beside the script; Hydra lists them for top folders only."""
     folder = Path(sys.argv[0]).parent / "conf" / group
-    return sorted(path.stem for path in folder.glob("*.yaml"))
+    return sorted(
+        path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")
+    )
 
 
 def _explain_key(error: Exception, cause: Any) -> str:
@@ -146,10 +161,10 @@ def _explain_key(error: Exception, cause: Any) -> str:
         choices = [str(name) for name in parent]
         place = key.rpartition(".")[0] or "the config"
         last = key.rpartition(".")[2]
-        shown = ", ".join(choices)
-        return (
-            f"{key}: {place} has no key {last!r}.{_nearest(last, choices)} It has: {shown}. "
-            f"A key that is new needs a plus: +{key}=..."
+        shown = ", ".join(choices) or "none"
+        dataclass_keys = cause.object_type not in (None, dict)
+        return f"{key}: {place} has no key {last!r}.{_nearest(last, choices)} It has: {shown}." + (
+            "" if dataclass_keys else f" A key that is new needs a plus: +{key}=..."
         )
     return f"{error} {_first_line(cause)}"
 

@@ -14,11 +14,18 @@ ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 
 
 def nvidia_gpus(environ: Mapping[str, str]) -> int:
-    """GPUs that this process may use, from NVIDIA's management library; 0 without a driver."""
+    """GPUs that this process may use: those of the driver that CUDA_VISIBLE_DEVICES names."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        names = [name.strip() for name in visible.split(",")]
-        return len([name for name in names if name and name != "-1"])
+    if visible is None:
+        return driver_gpus()
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    known = driver_gpus() if names else 0
+    # Names that are no numbers are ids of cards, or of parts of one (MIG).
+    return len([n for n in names if known and (not n.lstrip("-").isdigit() or 0 <= int(n) < known)])
+
+
+def driver_gpus() -> int:
+    """GPUs that NVIDIA's management library counts; 0 without a driver."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

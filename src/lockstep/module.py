@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -15,13 +14,8 @@ from typing_extensions import override
 
 from lockstep.data.sharding import EvalShards, TrainShards
 from lockstep.epoch_mean import EpochMean
-from lockstep.errors import UsageError
 
 Batch = tuple[Tensor, ...]
-
-
-class NonFiniteLoss(UsageError):
-    """The loss of a training step is NaN or infinite; the weights are still those before it."""
 
 
 class SupervisedModule(LightningModule):
@@ -69,7 +63,6 @@ class SupervisedModule(LightningModule):
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         _, loss, samples = self.predict_and_loss(batch)
-        self._check_finite(loss)
         weight = self._weight(batch_idx)
         # A weight of 0 marks the one sample that a rank without a share joined the step with.
         self.train_loss.update(loss, samples if weight else 0)
@@ -116,15 +109,6 @@ class SupervisedModule(LightningModule):
             return 1.0
         sampler = getattr(self.trainer.train_dataloader, "sampler", None)
         return sampler.weight(batch_idx) if isinstance(sampler, TrainShards) else 1.0
-
-    def _check_finite(self, loss: Tensor) -> None:
-        if not torch.isfinite(loss):
-            raise NonFiniteLoss(
-                f"The training loss must be finite; got {loss.item()} at step {self.global_step} "
-                f"(epoch {self.current_epoch}) on rank {self.global_rank}. Try a smaller "
-                "optimizer.lr or trainer.gradient_clip_val=1, and look for NaN in the data; "
-                "trainer.detect_anomaly=true names the operation."
-            )
 
     def _evaluate(
         self, batch: Batch, mean: EpochMean, metrics: MetricCollection, counts: bool

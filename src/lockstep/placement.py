@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
 
-from lockstep.config import Config
+from lockstep.config import Config, TrainerConfig
 from lockstep.devices import resolve_accelerator, resolve_devices
 from lockstep.errors import UsageError
 
@@ -28,7 +28,23 @@ STRATEGIES: dict[str, Literal["one", "ranks", "spawn"]] = {
 }
 """Strategy -> who makes its processes: none needed, `lockstep.launch`, or Lightning."""
 
-LAUNCHER_VARIABLES = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
+TORCHRUN_VARIABLES = (
+    "TORCHELASTIC_RUN_ID",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+LAUNCHER_VARIABLES = (
+    "LOCAL_RANK",
+    "RANK",
+    "WORLD_SIZE",
+    "GROUP_RANK",
+    "NODE_RANK",
+    "TORCHELASTIC_RUN_ID",
+)
 LAUNCHERS = "torchrun (TORCHELASTIC_RUN_ID) or srun (SLURM_STEP_ID)"
 
 
@@ -69,6 +85,8 @@ def place(config: Config, sweep: bool, environ: Mapping[str, str] = os.environ) 
     if trainer.num_nodes < 1:
         raise UsageError(f"trainer.num_nodes must be at least 1; got {trainer.num_nodes}.")
     accelerator = resolve_accelerator(trainer.accelerator, environ)
+    if accelerator == "mps" and trainer.accelerator == "auto" and _needs_several(trainer):
+        accelerator = "cpu"  # Apple's GPU is a single device, without process groups
     devices = resolve_devices(trainer.devices, accelerator, environ)
     count = len(devices) if isinstance(devices, list) else devices
     strategy = trainer.strategy
@@ -77,6 +95,10 @@ def place(config: Config, sweep: bool, environ: Mapping[str, str] = os.environ) 
     _check_combination(strategy, accelerator, count, trainer.num_nodes)
     kind, rank = _who_starts(strategy, count, trainer.num_nodes, sweep, environ)
     return Placement(kind, strategy, accelerator, devices, trainer.num_nodes, rank)
+
+
+def _needs_several(trainer: TrainerConfig) -> bool:
+    return STRATEGIES[trainer.strategy] != "one" or trainer.devices not in (1, "1", "auto", -1)
 
 
 def _check_name(strategy: str) -> None:
@@ -105,10 +127,22 @@ def _check_combination(strategy: str, accelerator: str, count: int, num_nodes: i
 def _who_starts(
     strategy: str, count: int, num_nodes: int, sweep: bool, environ: Mapping[str, str]
 ) -> tuple[Kind, int]:
-    if "TORCHELASTIC_RUN_ID" in environ:
+    if all(name in environ for name in TORCHRUN_VARIABLES):
         return _under_torchrun(strategy, count, num_nodes, sweep, environ)
-    if int(environ.get("SLURM_NTASKS", "1")) > 1 and STRATEGIES[strategy] == "ranks":
-        return _under_slurm(count, num_nodes, environ)
+    if int(environ.get("SLURM_NTASKS") or "1") > 1:
+        if STRATEGIES[strategy] == "ranks":
+            return _under_slurm(count, num_nodes, sweep, environ)
+        if "SLURM_STEP_ID" in environ:
+            raise UsageError(
+                f"trainer.strategy={strategy} is one command, but srun started "
+                f"{environ['SLURM_NTASKS']} (SLURM_NTASKS). "
+                "Use trainer.strategy=ddp, or --ntasks=1."
+            )
+    if int(environ.get("OMPI_COMM_WORLD_SIZE") or "1") > 1:
+        raise UsageError(
+            f"mpirun started {environ['OMPI_COMM_WORLD_SIZE']} processes (OMPI_COMM_WORLD_SIZE), "
+            "which do not form one run here. Use torchrun or srun, or plain python."
+        )
     _check_leftovers(environ)
     if num_nodes > 1:
         raise UsageError(
@@ -144,10 +178,21 @@ def _under_torchrun(
             f"(trainer.devices={count} trainer.num_nodes={num_nodes}). Use "
             f"trainer.devices={local} trainer.num_nodes={max(1, world // local)}."
         )
+    _check_no_sweep(sweep, "torchrun")
     return "launched", int(environ["RANK"])
 
 
-def _under_slurm(count: int, num_nodes: int, environ: Mapping[str, str]) -> tuple[Kind, int]:
+def _check_no_sweep(sweep: bool, launcher: str) -> None:
+    if sweep:
+        raise UsageError(
+            f"A sweep (-m) starts fresh processes for each job, but {launcher} has started these. "
+            "Use plain python: python train.py -m ..."
+        )
+
+
+def _under_slurm(
+    count: int, num_nodes: int, sweep: bool, environ: Mapping[str, str]
+) -> tuple[Kind, int]:
     tasks = int(environ["SLURM_NTASKS"])
     if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
         raise UsageError(
@@ -160,6 +205,7 @@ def _under_slurm(count: int, num_nodes: int, environ: Mapping[str, str]) -> tupl
             f"{count * num_nodes} (trainer.devices={count} trainer.num_nodes={num_nodes}). Make "
             "--ntasks-per-node equal trainer.devices, and --nodes equal trainer.num_nodes."
         )
+    _check_no_sweep(sweep, "srun")
     return "launched", int(environ["SLURM_PROCID"])
 
 

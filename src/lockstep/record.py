@@ -88,6 +88,7 @@ def write_result(run: Run, outcome: Result) -> Result:
         "learning_rate": scaled_optimizer(config.optimizer, effective_batch(config)).get("lr"),
         "seed": config.seed,
         "overrides": run.overrides,
+        "objective": config.objective,
         "notes": config.notes,
         "directory": str(run.directory),
         "git_commit": git_commit(),

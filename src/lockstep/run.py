@@ -20,13 +20,16 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import OmegaConf
 
 from lockstep.build import Built, build
-from lockstep.callbacks.guards import LeaveOnSigterm, PeerCheck, RankSeeds
+from lockstep.callbacks.guards import FiniteLoss, LeaveOnSigterm, PeerCheck, RankSeeds
+from lockstep.callbacks.keep_last_good import KeepLastGood
 from lockstep.callbacks.step_clock import StepClock
 from lockstep.data import DataModule
+from lockstep.data.sharding import TrainShards
 from lockstep.epoch_mean import EpochMean
 from lockstep.errors import UsageError
 from lockstep.predictions import write_predictions
 from lockstep.record import Run
+from lockstep.signals import leaving
 
 
 def quiet_lightning() -> None:
@@ -48,7 +51,13 @@ def build_here(run: Run) -> Built:
     assert seed is not None, "a seed is drawn before the launch"
     quiet_lightning()
     seed_everything(seed)
-    guards = [LeaveOnSigterm(), PeerCheck(run.config, run.placement), RankSeeds(seed), StepClock()]
+    guards = [
+        LeaveOnSigterm(),
+        PeerCheck(run.config, run.placement),
+        RankSeeds(seed),
+        FiniteLoss(),
+        StepClock(),
+    ]
     return build(run.config, run.placement, run.directory, guards)
 
 
@@ -71,7 +80,15 @@ def fit_and_test(built: Built, run: Run) -> dict[str, Any]:
         if run.config.predict:
             outcome["predictions"] = predict(built, run)
         outcome["samples_seen"] = samples_seen(built.module)
-        exit_code = 0
+        objective = run.config.objective
+        exit_code = 0 if objective is None or objective in outcome["metrics"] else 1
+    except BaseException as error:
+        leaving()
+        # A signal that comes while an exception unwinds can pass Lightning's own call by.
+        for callback in callbacks_of(trainer):
+            if isinstance(callback, KeepLastGood) and not callback.called:
+                callback.on_exception(trainer, built.module, error)
+        raise
     finally:
         finish_wandb(exit_code)
     leave_group()
@@ -98,12 +115,25 @@ def describe_training(built: Built, run: Run) -> dict[str, Any]:
         "steps": trainer.global_step,
         "metrics": plain_metrics(built),
         "floor": built.floor,
-        **clock.measured(run.started, run.config.data.global_batch_size),
+        **batch_sizes_used(built, run),
+        **clock.measured(run.started, batch_sizes_used(built, run)["global_batch_size"]),
         "peak_memory_bytes": gather(peak_memory_bytes()),
         "pids": gather(os.getpid()),
         "threads_per_process": torch.get_num_threads(),
         "versions": {"torch": torch.__version__, "lightning": version("lightning")},
     }
+
+
+def batch_sizes_used(built: Built, run: Run) -> dict[str, int]:
+    """What the loader really yields: less than the config says where the data set is smaller, and
+    whatever it is for a loader of a user's own."""
+    loader, world_size = built.trainer.train_dataloader, built.trainer.world_size
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, TrainShards):
+        size = sampler.global_batch_size
+        return {"global_batch_size": size, "per_process_batch_size": -(-size // world_size)}
+    own = getattr(loader, "batch_size", None) or run.config.data.global_batch_size // world_size
+    return {"global_batch_size": own * world_size, "per_process_batch_size": own}
 
 
 def callbacks_of(trainer: Trainer) -> list[Callback]:

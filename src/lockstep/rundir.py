@@ -12,7 +12,9 @@ from datetime import datetime, timedelta
 def run_name(environ: Mapping[str, str] = os.environ) -> str:
     """``<date>/<time>-<id>``, drawn once by rank 0; under SLURM ``slurm/<job>``, so that a requeued
     job finds its directory again."""
-    if "TORCHELASTIC_RUN_ID" in environ and int(environ.get("WORLD_SIZE", "1")) > 1:
+    if {"TORCHELASTIC_RUN_ID", "RANK", "MASTER_PORT"} <= environ.keys() and (
+        int(environ.get("WORLD_SIZE", "1")) > 1
+    ):
         return _agreed_under_torchrun(environ)
     if "SLURM_STEP_ID" in environ and int(environ.get("SLURM_NTASKS", "1")) > 1:
         return f"slurm/{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"

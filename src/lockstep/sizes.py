@@ -29,9 +29,10 @@ def batch_sizes(data: DataConfig, world_size: int) -> BatchSizes:
     size = data.global_batch_size
     if size < 1 or size % world_size:
         below = max(size // world_size, 1) * world_size
+        rule = f"; got {size} and {world_size}" if world_size > 1 else f"; got {size}"
         raise UsageError(
-            "data.global_batch_size must be positive and divisible by the number of processes; "
-            f"got {size} and {world_size}. Use {below} or {below + world_size}."
+            "data.global_batch_size must be positive and divisible by the number of processes"
+            f"{rule}. Use {below} or {below + world_size}."
         )
     evaluation = data.eval_batch_size or size
     return BatchSizes(size, size // world_size, evaluation, -(-evaluation // world_size))

@@ -52,7 +52,8 @@ def _line(name: str, result: Result) -> str:
     overrides = " ".join(result.get("overrides", []))
     if result["status"] == "finished":
         metrics = result["metrics"]
-        key = next((key for key in ("test/loss", "val/loss", *metrics) if key in metrics), None)
+        wanted = (result.get("objective"), "test/loss", "val/loss", *metrics)
+        key = next((key for key in wanted if key in metrics), None)
         end = f"{key} {metrics[key]:.6g}" if key else ""
         end = f"{end}  {result['wall_time_s']:.1f} s"
     else:

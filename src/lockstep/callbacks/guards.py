@@ -22,13 +22,21 @@ from lockstep.signals import leave_on_sigterm, leaving
 class LeaveOnSigterm(Callback):
     """SIGTERM ends a rank as an exception does: ``finally`` blocks and loggers run.
 
-    Lightning's handler calls a collective inside the signal handler, which hangs when the other
-    ranks do not join it (https://github.com/Lightning-AI/pytorch-lightning/issues/20806). It is
-    installed before this hook and taken away after the run, so here it is replaced.
+    Lightning's handler calls a collective inside the signal handler, which hangs or fails when the
+    other ranks do not join it (https://github.com/Lightning-AI/pytorch-lightning/issues/20806). It
+    is installed after ``on_fit_start``, so the first hook that can replace it comes later.
     """
 
     @override
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        leave_on_sigterm()
+
+    @override
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        leave_on_sigterm()
+
+    @override
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         leave_on_sigterm()
 
     @override
@@ -87,3 +95,23 @@ class RankSeeds(Callback):
         random.seed(seed)
         numpy.random.seed(seed % 2**32)
         torch.manual_seed(seed)
+
+
+class FiniteLoss(Callback):
+    """Stop at the step whose loss is NaN or infinite: the weights are still those before it.
+
+    Raises `UsageError` on the rank that has it. On a GPU the host waits for the loss once a step.
+    """
+
+    @override
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor
+    ) -> None:
+        if not torch.isfinite(loss).all():
+            raise UsageError(
+                f"The training loss must be finite; got {loss.item()} at step "
+                f"{trainer.global_step} (epoch {trainer.current_epoch}) on rank "
+                f"{trainer.global_rank}. Try a smaller optimizer.lr or "
+                "trainer.gradient_clip_val=1, and look for NaN in the data; "
+                "trainer.detect_anomaly=true names the operation."
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
@@ -19,12 +20,17 @@ class KeepLastGood(Callback):
 
     def __init__(self, dirpath: str) -> None:
         self.dirpath = dirpath
+        self.called = False
 
     @override
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
+        self.called = True
         if trainer.is_global_zero and trainer.global_step > 0 and trainer.training:
+            if not all(torch.isfinite(weight).all() for weight in pl_module.parameters()):
+                log.error("last_good.ckpt is not written: the weights hold NaN or infinity")
+                return
             checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
             path = f"{self.dirpath}/last_good.ckpt"
             try:
