@@ -268,7 +268,7 @@ def test_a_port_in_use_does_not_matter(train: Command) -> None:
 @pytest.mark.parametrize(
     ("where", "group"),
     [
-        *((where, False) for where in ("auto", "dp", "ddp", "ddp_spawn", "sweep")),
+        *((where, False) for where in ("auto", "ddp", "ddp_spawn", "sweep")),
         *((where, True) for where in ("auto", "ddp", "sweep")),
     ],
     ids=lambda value: {False: "parent", True: "group"}.get(value, value),
@@ -354,6 +354,7 @@ def test_ranks_end_when_the_launching_process_is_killed(tmp_path: Path, strategy
     assert_no_orphans(str(tmp_path), within_s=15)
 
 
+@pytest.mark.slow
 def test_thirty_small_ddp_runs_all_exit_with_zero(train: Command) -> None:
     done = train("-m", *SMALL, *DDP2, "seed=range(30)", timeout=240)
     assert done.returncode == 0, done.stderr
