@@ -226,13 +226,3 @@ class OwnStep(SupervisedModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return ((self(batch[0]) - batch[1]) ** 2).mean()
-
-
-class Unpicklable(Drawing):
-    def __init__(self, samples: int) -> None:
-        super().__init__(samples)
-        self.transform = lambda features: features
-
-
-def unpicklable(samples: int) -> Splits:
-    return Splits(Unpicklable(samples))

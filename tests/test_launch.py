@@ -212,18 +212,6 @@ def test_fork_server_and_ranks_end_with_the_command(train, tmp_path: Path) -> No
     assert_no_orphans(str(tmp_path), within_s=0.5)
 
 
-@pytest.mark.parametrize("where", [[], DDP2], ids=["auto", "ddp"])
-@pytest.mark.parametrize("sweep", [False, True], ids=["run", "sweep"])
-def test_loader_processes_start_as_the_platform_starts_them(
-    launch: Launch, where: list[str], sweep: bool
-) -> None:
-    # A data set that cannot be pickled: a fork server's way to start loaders would refuse it.
-    drawn = ["data=unpicklable", "model=linear", "model.network.out_features=3", "optimizer=sgd"]
-    short = ["callbacks=unmonitored", "trainer.max_epochs=1", "objective=train/loss"]
-    result = launch(*drawn, *short, "data.num_workers=1", *where, sweep=sweep)
-    assert result["samples_seen"] == {"train": 16}
-
-
 def test_a_batch_larger_than_the_data_is_one_batch_of_all_said_once(
     launch: Launch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -141,9 +141,6 @@ def _rank_main(work: Work, run: Run, environ: dict[str, str], notes: str) -> Res
 
 def guarded(work: Work, run: Run, rank: int, notes: str) -> Result:
     with noting_failure(run, Path(notes), rank):
-        # A fork server's children inherit its start method: each loader process would import torch
-        # again, and need a data set that pickles. Back to the platform's own.
-        multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
         own_group()
         leave_with_parent(run.config.launch.grace_s)
         leave_on_sigterm()
