@@ -12,9 +12,9 @@ from conftest import CONF, ROOT
 SOURCE = ROOT / "src" / "lockstep"
 ROOMS = [
     ["errors", "rundir", "config"],
-    ["devices", "sizes", "placement", "signals", "epoch_mean"],
-    ["data", "models", "strategies", "loggers", "record"],
-    ["module", "callbacks", "processes", "summary", "predictions"],
+    ["devices", "sizes", "placement", "signals", "epoch_mean", "group", "randomness"],
+    ["data", "models", "strategies", "loggers", "record", "checkpoints", "forkserver"],
+    ["module", "callbacks", "processes", "summary", "predictions", "resume"],
     ["build"],
     ["run"],
     ["spawn"],
@@ -53,6 +53,7 @@ WITHOUT_TORCH = [
     "sizes",
     "signals",
     "record",
+    "resume",
     "processes",
     "launch",
     "summary",

@@ -11,10 +11,12 @@ from typing import Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 from lockstep.callbacks.bar import Bar
+from lockstep.checkpoints import AtomicCheckpoints, keep_names_plain
 from lockstep.config import Config, Target, TrainerConfig
 from lockstep.data import DataModule, Splits
 from lockstep.errors import UsageError
@@ -89,6 +91,7 @@ def build_module(config: Config) -> LightningModule:
             "model._target_ must be a LightningModule, such as lockstep.module.SupervisedModule "
             f"around your network; {config.model.get('_target_')} is a {type(module).__name__}."
         )
+    keep_names_plain(module)
     return module
 
 
@@ -110,8 +113,10 @@ def build_trainer(
     arguments["enable_progress_bar"] = False  # of Lightning
     if isinstance(config.trainer.profiler, dict):
         arguments["profiler"] = make(config.trainer.profiler)
-    if config.trainer.plugins:
-        arguments["plugins"] = [make(plugin) for plugin in config.trainer.plugins]
+    plugins = [make(plugin) for plugin in config.trainer.plugins or []]
+    if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        plugins.append(AtomicCheckpoints())
+    arguments["plugins"] = plugins
     return Trainer(**arguments)
 
 

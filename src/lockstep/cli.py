@@ -25,11 +25,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from lockstep import sweep
-from lockstep.config import as_config
+from lockstep.config import Config, as_config
 from lockstep.errors import RunFailed, UsageError
 from lockstep.launch import launch
 from lockstep.placement import place
 from lockstep.record import Run, record_refusal
+from lockstep.resume import newest_checkpoint, resumed_config
 from lockstep.sizes import batch_sizes, effective_batch, scaled_optimizer
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,9 @@ def run(composed: DictConfig) -> float | None:
 
 def prepare(composed: DictConfig) -> Run:
     """Check a composed config and decide where it runs; raises `UsageError`."""
-    config = as_config(composed)
+    hydra = HydraConfig.get()
+    directory = Path(hydra.runtime.output_dir)
+    config, resumed = _config_of(composed, hydra.mode, directory)
     if config.seed is None:
         config = replace(config, seed=random.SystemRandom().randrange(2**31))
     elif config.seed < 0:
@@ -63,12 +66,38 @@ def prepare(composed: DictConfig) -> Run:
     ):
         if value is not None and value <= 0:
             raise UsageError(f"{key} must be greater than 0; got {value}.")
+    if config.launch.max_restarts < 0:
+        restarts = config.launch.max_restarts
+        raise UsageError(f"launch.max_restarts must be 0 or greater; got {restarts}.")
     scaled_optimizer(config.optimizer, effective_batch(config))
-    hydra = HydraConfig.get()
     placement = place(config, hydra.mode == RunMode.MULTIRUN)
     batch_sizes(config.data, placement.world_size)
-    directory = Path(hydra.runtime.output_dir)
-    return Run(config, placement, directory, _overrides(), _plain_hydra(hydra))
+    checkpoint = newest_checkpoint(directory) if resumed else None
+    return Run(
+        config,
+        placement,
+        directory,
+        _overrides(),
+        _plain_hydra(hydra),
+        resumed=resumed,
+        checkpoint=checkpoint,
+    )
+
+
+def _config_of(composed: DictConfig, mode: RunMode | None, directory: Path) -> tuple[Config, bool]:
+    """The config to run, and whether it is that of a run to go on with."""
+    if composed.resume is None:
+        config = as_config(composed)
+        if config.init_from is not None and not Path(config.init_from).is_file():
+            raise UsageError(f"init_from must name a checkpoint; there is no {config.init_from}.")
+        return config, False
+    if mode == RunMode.MULTIRUN:
+        raise UsageError(
+            f"resume goes on with one run; got resume={composed.resume} in a sweep. Leave out -m."
+        )
+    if composed.init_from is not None:
+        raise UsageError("resume and init_from exclude each other: go on, or start anew.")
+    return resumed_config(composed, _overrides(), directory), True
 
 
 def _overrides() -> list[str]:
@@ -79,6 +108,7 @@ def _plain_hydra(hydra: Any) -> dict[str, Any]:
     """Hydra's own config without interpolations, which mean nothing in another process."""
     unresolved = OmegaConf.to_container(hydra, resolve=False)
     assert isinstance(unresolved, dict)
+    unresolved["run"]["dir"] = hydra.runtime.output_dir  # it is resolved against the job's config
     if hydra.mode == RunMode.RUN:
         unresolved["sweep"]["subdir"] = "0"  # it names the job's number, which a single run lacks
     resolved = OmegaConf.to_container(OmegaConf.create({"hydra": unresolved}), resolve=True)
@@ -128,6 +158,8 @@ def _exit(error: Exception) -> NoReturn:
 
 def explain(error: Exception) -> str:
     """An error of Hydra or omegaconf as rule, value and repair."""
+    if isinstance(error.__cause__, UsageError):
+        return str(error.__cause__)  # raised by a resolver of ours
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         options = list(error.options or _files_of(group))

@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from lockstep.rundir import run_name
+from lockstep.rundir import run_directory, run_name
 
 Target = dict[str, Any]
 """A mapping with ``_target_``: the dotted name of what to call, and its keyword arguments."""
@@ -103,6 +103,8 @@ class LaunchConfig:
     """Seconds that the other ranks get to leave in order after one has failed or was stopped."""
     threads: int | None = None
     """CPU threads per process; None: all cores, shared out over the processes of this machine."""
+    max_restarts: int = 0
+    """How often a run whose processes have died is started again from its newest checkpoint."""
 
 
 @dataclass
@@ -115,6 +117,11 @@ class Config:
     """Test after training, with the best checkpoint when one is monitored."""
     predict: bool = False
     """After that, write the predictions of the test data, in its order, as ``predictions.pt``."""
+    resume: str | None = None
+    """Go on with the run in this directory, or ``latest``: from its newest checkpoint, with its
+    config, in its directory; see docs/resume.md."""
+    init_from: str | None = None
+    """A checkpoint whose weights a new run starts from."""
     data: DataConfig = field(default_factory=DataConfig)
     model: Target = field(default_factory=dict)
     optimizer: Target = field(default_factory=dict)
@@ -130,9 +137,10 @@ class Config:
 
 
 def register() -> None:
-    """Make the schema known to Hydra, as ``schema`` in a defaults list, and ``${run_name:}``."""
+    """Make known to Hydra: ``schema``, for a defaults list, and what ``conf/hydra`` resolves."""
     ConfigStore.instance().store(name="schema", node=Config)
     OmegaConf.register_new_resolver("run_name", lambda: run_name(), replace=True)
+    OmegaConf.register_new_resolver("run_directory", run_directory, replace=True)
 
 
 def as_config(composed: DictConfig) -> Config:

@@ -36,6 +36,12 @@ class EpochMean(Metric):
         self.total += mean.detach().to(SUMS) * samples
         self.samples += samples
 
+    def resume(self, total: float, samples: int) -> None:
+        """Go on from the sums of an epoch that was interrupted."""
+        self.total.fill_(total)
+        self.samples.fill_(samples)
+        self._update_count = 1
+
     @override
     def compute(self) -> Tensor:
         self.samples_seen = int(self.samples)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import traceback
+from dataclasses import replace
 
 from lockstep.errors import RunFailed, UsageError, as_usage_error
 from lockstep.placement import STRATEGIES
 from lockstep.processes import context, in_ranks, in_worker, unchanged_process
-from lockstep.record import Result, Run, claim, write_result
-from lockstep.signals import leave_on_sigterm
+from lockstep.record import Result, Run, claimed, write_result
+from lockstep.resume import newest_checkpoint
+from lockstep.signals import leave_on_signals
 from lockstep.summary import closing_block, opening_line
 
 log = logging.getLogger(__name__)
@@ -26,13 +28,18 @@ def launch(run: Run) -> float | None:
     Raises `UsageError` for what a person can mend and `RunFailed` for everything else, after the
     traceback has been logged and ``result.json`` written.
     """
-    leave_on_sigterm()
+    if run.placement.rank == 0:
+        with claimed(run):
+            log.info(opening_line(run))
+            if run.resumed:
+                log.info("resuming from %s", run.checkpoint or "the start: there is no checkpoint")
+            return _recorded(run)
+    logging.getLogger().setLevel(logging.ERROR)  # one log, from rank zero
+    return _recorded(run)
+
+
+def _recorded(run: Run) -> float | None:
     writes = run.placement.rank == 0
-    if writes:
-        claim(run)
-        log.info(opening_line(run))
-    else:
-        logging.getLogger().setLevel(logging.ERROR)  # one log, from rank zero
     try:
         outcome = {"status": "finished", **_compute(run)}
         value = _objective(run, outcome)
@@ -47,16 +54,26 @@ def launch(run: Run) -> float | None:
 
 
 def _compute(run: Run) -> Result:
+    """The run's result, after as many restarts as it may have."""
+    for restart in range(1, run.config.launch.max_restarts + 1):
+        try:
+            return _once(run)
+        except RunFailed as error:
+            run = replace(run, checkpoint=newest_checkpoint(run.directory), resumed=True)
+            allowed = run.config.launch.max_restarts
+            origin = run.checkpoint or "the beginning: there is no checkpoint"
+            log.warning("%s; restart %d of %d from %s", error, restart, allowed, origin)
+    return _once(run)
+
+
+def _once(run: Run) -> Result:
     with unchanged_process():
-        return _in_processes(run)
-
-
-def _in_processes(run: Run) -> Result:
-    if run.placement.kind == "ranks":
-        return in_ranks(work, run)
-    if run.placement.kind == "worker":
-        return in_worker(work, run)
-    return work(run)
+        leave_on_signals()
+        if run.placement.kind == "ranks":
+            return in_ranks(work, run)
+        if run.placement.kind == "worker" or run.config.launch.max_restarts:
+            return in_worker(work, run)  # a process cannot outlive its own death
+        return work(run)
 
 
 def work(run: Run) -> Result:

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import uuid
@@ -25,14 +26,27 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 
 from lockstep.errors import RunFailed, UsageError, as_usage_error
-from lockstep.record import Result, Run
-from lockstep.signals import leave_on_sigterm, leave_with_parent, own_group
+from lockstep.record import Result, Run, write_atomically
+from lockstep.signals import (
+    STATUSES,
+    STOPPING,
+    leave_on_signals,
+    leave_with_parent,
+    own_group,
+    stop,
+)
 
 log = logging.getLogger(__name__)
 
-PRELOAD = ["lockstep.run", "torch.distributed.elastic.multiprocessing.api", "numpy"]
+PRELOAD = [
+    "lockstep.forkserver",  # first
+    "lockstep.run",
+    "torch.distributed.elastic.multiprocessing.api",
+    "numpy",
+]
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_", "GROUP_", "ROLE_", "LOCAL_", "TORCHELASTIC_")
 PEER_DELAY_S = 0.5
+RESTORED = [*STOPPING, *([signal.SIGQUIT] if hasattr(signal, "SIGQUIT") else [])]
 Work = Callable[[Run], Result]
 
 
@@ -61,6 +75,8 @@ class Failure:
     traceback: str
     usage: bool
     """The summary says it all: a person can mend it without the traceback."""
+    stopped: int | None = None
+    """The signal that told this rank, and no other process, to stop."""
 
 
 def in_worker(work: Work, run: Run) -> Result:
@@ -81,6 +97,7 @@ def in_worker(work: Work, run: Run) -> Result:
             result = None
         finally:
             _stop(process, run.config.launch.grace_s)
+            _end_left_behind(Path(notes))
         if result is None:
             raise_cause(Path(notes), {0: process.exitcode or 0})
             raise AssertionError("a worker without a result has failed")
@@ -96,6 +113,8 @@ def in_ranks(work: Work, run: Run) -> Result:
 
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # `raise_cause` says it, once
+    handled = ",".join(number.name for number in STOPPING)
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = f"{handled},SIGQUIT"
     with tempfile.TemporaryDirectory(prefix="lockstep-") as notes:
         agent = LaunchConfig(
             min_nodes=1,
@@ -119,7 +138,9 @@ def in_ranks(work: Work, run: Run) -> Result:
         except SignalException as stopped:
             if stopped.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
-            raise SystemExit(128 + stopped.sigval) from None
+            raise SystemExit(128 + signal.SIGTERM) from None
+        finally:
+            _end_left_behind(Path(notes))
         first: Result = results[0]
         return first
 
@@ -142,10 +163,35 @@ def _rank_main(work: Work, run: Run, environ: dict[str, str], notes: str) -> Res
 def guarded(work: Work, run: Run, rank: int, notes: str) -> Result:
     with noting_failure(run, Path(notes), rank):
         own_group()
+        leave_on_signals()
+        (Path(notes) / f"rank{rank}.pid").write_text(str(os.getpid()))
+        stop.peers_are_well = lambda: _peers_are_well(Path(notes))
         leave_with_parent(run.config.launch.grace_s)
-        leave_on_sigterm()
         configure_logging(run, rank)
         return work(run)
+
+
+def _peers_are_well(notes: Path) -> bool:
+    """No rank of this run has failed or is gone: a signal then means this run, not a failure."""
+    return not any(notes.glob("rank*.json")) and all(map(_is_alive, _pids(notes)))
+
+
+def _pids(notes: Path) -> list[int]:
+    return [int(path.read_text() or 0) for path in notes.glob("rank*.pid")]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _end_left_behind(notes: Path) -> None:
+    """Ranks whose fork server was killed look as if they had ended."""
+    for pid in filter(_is_alive, _pids(notes)):
+        os.kill(pid, signal.SIGKILL)
 
 
 def configure_logging(run: Run, rank: int) -> None:
@@ -169,25 +215,29 @@ def noting_failure(run: Run, notes: Path, rank: int) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        raise
+        if stop.asked is None:
+            raise
+        if _peers_are_well(notes):
+            _note(notes, Failure(rank, time.time(), "was told to stop", "", False, stop.asked))
+        sys.exit(stop.status)
     except BaseException as error:
         usage = as_usage_error(error)
-        failure = Failure(
-            rank=rank,
-            time=time.time(),
-            summary=str(usage) if usage else f"{type(error).__name__}: {error}",
-            traceback=traceback.format_exc(),
-            usage=usage is not None,
-        )
-        (notes / f"rank{rank}.json").write_text(json.dumps(asdict(failure)))
+        summary = str(usage) if usage else f"{type(error).__name__}: {error}"
+        text = traceback.format_exc()
+        _note(notes, Failure(rank, time.time(), summary, text, usage is not None))
         # A rank that was killed breaks its peers' connections at once: let the agent, which looks
         # every 0.05 s, see it before it sees them.
         time.sleep(PEER_DELAY_S if run.placement.world_size > 1 else 0)
         sys.exit(1)
 
 
+def _note(notes: Path, failure: Failure) -> None:
+    write_atomically(notes / f"rank{failure.rank}.json", json.dumps(asdict(failure)))
+
+
 def raise_cause(notes: Path, exit_codes: dict[int, int]) -> None:
-    """Log the failure that came first and raise it: `UsageError` or `RunFailed`.
+    """Log the failure that came first and raise it: `UsageError`, `RunFailed`, or what ends this
+    process as the signal did that a rank was sent.
 
     A rank that was killed leaves no note, and its peers' notes only tell of a lost connection; so
     a killed rank comes before any note. SIGTERM is what this process sends to the others.
@@ -200,8 +250,10 @@ def raise_cause(notes: Path, exit_codes: dict[int, int]) -> None:
     silent = {
         rank: code
         for rank, code in exit_codes.items()
-        if rank not in noted and code not in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+        if rank not in noted and code not in (0, -signal.SIGTERM, *STATUSES)
     }
+    if silent and set(silent.values()) == {255} and len(silent) == len(exit_codes):
+        raise RunFailed("the fork server that the run's processes came from is gone (killed?)")
     if silent:
         rank, code = next(iter(silent.items()))
         message = f"rank {rank} {_describe_exit(code)}"
@@ -210,6 +262,10 @@ def raise_cause(notes: Path, exit_codes: dict[int, int]) -> None:
     if not failures:
         raise RunFailed(f"the processes ended without a result; exit statuses {exit_codes}")
     first = failures[0]
+    if first.stopped == signal.SIGINT:
+        raise KeyboardInterrupt
+    if first.stopped is not None:
+        raise SystemExit(128 + signal.SIGTERM)
     if first.usage:
         raise UsageError(first.summary)
     log.error("rank %d failed:\n%s", first.rank, first.traceback.rstrip())
@@ -224,12 +280,15 @@ def _describe_exit(code: int) -> str:
 
 
 def _stop(process: multiprocessing.process.BaseProcess, grace_s: float) -> None:
-    if process.is_alive():
-        process.terminate()
-        process.join(grace_s)
-    if process.is_alive():
-        process.kill()
-        process.join()
+    """End a process in order, or at once when it takes too long or Ctrl-C comes again."""
+    try:
+        if process.is_alive():
+            process.terminate()
+            process.join(grace_s)
+    finally:
+        if process.is_alive():
+            process.kill()
+            process.join()
 
 
 @contextmanager
@@ -237,16 +296,13 @@ def unchanged_process() -> Iterator[None]:
     """Undo what a run leaves here: the agent's and Lightning's environment variables and signal
     handlers, which the next run would take for a launcher's."""
     environ = dict(os.environ)
-    numbers = [
-        getattr(signal, name)
-        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
-        if hasattr(signal, name)
-    ]
-    handlers = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: signal.getsignal(number) for number in RESTORED}
     try:
         yield
     finally:
         os.environ.clear()
         os.environ.update(environ)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                if handler is not None:  # None: not set from Python
+                    signal.signal(number, handler)

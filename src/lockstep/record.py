@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,16 +35,42 @@ class Run:
     """Hydra's own config of this job, resolved: for `HydraConfig` and the job's logging."""
     started: float = field(default_factory=time.time)
     """Seconds since the epoch."""
+    resumed: bool = False
+    """The directory holds this run already; it goes on."""
+    checkpoint: Path | None = None
+    """Where training goes on from; None: from the start."""
+
+
+@contextmanager
+def claimed(run: Run) -> Iterator[None]:
+    """Hold the run's directory: no other process may write to it, even after it was resumed.
+
+    The kernel lets go of the lock when this process ends, however it ends.
+    """
+    run.directory.mkdir(parents=True, exist_ok=True)
+    with (run.directory / ".lock").open("w") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"A run is writing to {run.directory}. Wait until it has ended, or end it."
+            ) from None
+        except (ImportError, OSError):
+            pass  # Windows, and network file systems that have no locks
+        claim(run)
+        yield
 
 
 def claim(run: Run) -> None:
-    """Take the directory for this run: refuse one that holds a run, then write the config.
+    """Take the directory for this run: refuse one that holds another, then write the config.
 
     The config is written so that it can be run again, from the project's directory:
     ``python train.py --config-dir <directory>/.hydra --config-name config``.
     """
     existing = run.directory / "result.json"
-    if existing.exists():
+    if existing.exists() and not run.resumed:
         raise UsageError(
             f"The run directory must not hold another run; {run.directory} has one "
             f"(status: {read_result(existing).get('status', 'unknown')}). "
@@ -91,6 +119,7 @@ def write_result(run: Run, outcome: Result) -> Result:
         "objective": config.objective,
         "notes": config.notes,
         "directory": str(run.directory),
+        "resumed_from": str(run.checkpoint) if run.checkpoint else None,
         "git_commit": git_commit(),
         "wall_time_s": time.time() - run.started,
         **outcome,

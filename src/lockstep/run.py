@@ -7,29 +7,30 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import sys
 import warnings
 from importlib.metadata import version
 from typing import Any
 
 import torch
-import torch.distributed
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import OmegaConf
 
 from lockstep.build import Built, build
-from lockstep.callbacks.guards import FiniteLoss, LeaveOnSigterm, PeerCheck, RankSeeds
-from lockstep.callbacks.keep_last_good import KeepLastGood
+from lockstep.callbacks.guards import FiniteLoss, PeerCheck, RankSeeds
+from lockstep.callbacks.resume_state import ResumeState
 from lockstep.callbacks.step_clock import StepClock
+from lockstep.callbacks.stop_together import StopTogether
 from lockstep.data import DataModule
 from lockstep.data.sharding import TrainShards
 from lockstep.epoch_mean import EpochMean
 from lockstep.errors import UsageError
+from lockstep.group import gather, leave_group
 from lockstep.predictions import write_predictions
+from lockstep.randomness import seed_everything
 from lockstep.record import Run
-from lockstep.signals import leaving
+from lockstep.signals import stop
 
 
 def quiet_lightning() -> None:
@@ -52,13 +53,29 @@ def build_here(run: Run) -> Built:
     quiet_lightning()
     seed_everything(seed)
     guards = [
-        LeaveOnSigterm(),
+        StopTogether(run.directory),
         PeerCheck(run.config, run.placement),
         RankSeeds(seed),
+        ResumeState(seed, run.resumed),
         FiniteLoss(),
         StepClock(),
     ]
-    return build(run.config, run.placement, run.directory, guards)
+    built = build(run.config, run.placement, run.directory, guards)
+    if run.config.init_from is not None:
+        load_weights(built.module, run.config.init_from)
+    return built
+
+
+def load_weights(module: LightningModule, path: str) -> None:
+    """Load a checkpoint's weights, and nothing else of it; raises `UsageError` if they differ."""
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        module.load_state_dict(state.get("state_dict", state))
+    except RuntimeError as error:
+        raise UsageError(
+            f"init_from={path} must hold the weights of this model. {error} "
+            "Use the checkpoint's own model=..., or train from the start."
+        ) from error
 
 
 def fit_and_test(built: Built, run: Run) -> dict[str, Any]:
@@ -71,7 +88,14 @@ def fit_and_test(built: Built, run: Run) -> dict[str, Any]:
     set_threads(run)
     log_config(trainer, run)
     try:
-        trainer.fit(built.module, datamodule=built.data)
+        only_plain = None if run.checkpoint is None else True
+        trainer.fit(
+            built.module,
+            datamodule=built.data,
+            ckpt_path=run.checkpoint,
+            weights_only=only_plain,
+        )
+        stop.leave_if_asked()
         outcome = describe_training(built, run)
         if run.config.test and has_test(built.module, built.data):
             best = best_checkpoint(trainer)
@@ -82,12 +106,8 @@ def fit_and_test(built: Built, run: Run) -> dict[str, Any]:
         outcome["samples_seen"] = samples_seen(built.module)
         objective = run.config.objective
         exit_code = 0 if objective is None or objective in outcome["metrics"] else 1
-    except BaseException as error:
-        leaving()
-        # A signal that comes while an exception unwinds can pass Lightning's own call by.
-        for callback in callbacks_of(trainer):
-            if isinstance(callback, KeepLastGood) and not callback.called:
-                callback.on_exception(trainer, built.module, error)
+    except BaseException:
+        stop.leaving = True
         raise
     finally:
         finish_wandb(exit_code)
@@ -172,21 +192,10 @@ def samples_seen(module: LightningModule) -> dict[str, int]:
 def log_config(trainer: Trainer, run: Run) -> None:
     """Give every logger the config as plain values, once, from rank zero."""
     config = OmegaConf.to_container(OmegaConf.structured(run.config))
+    # A resumed run goes on with its wandb run: the directory's name is what both share.
+    os.environ.setdefault("WANDB_RUN_ID", "-".join(run.directory.resolve().parts[-3:])[-64:])
     for logger in trainer.loggers:
         logger.log_hyperparams(config)  # type: ignore[arg-type]
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy and torch.
-
-    Lightning's function of this name also leaves ``PL_GLOBAL_SEED`` in the environment, from where
-    it reaches the next run, and resets every rank to the same draws.
-    """
-    import numpy
-
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def set_threads(run: Run) -> None:
@@ -208,30 +217,6 @@ def peak_memory_bytes() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def gather(value: Any) -> list[Any]:
-    """The value of each rank, in rank order, on every rank."""
-    if not in_group():
-        return [value]
-    values: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
-    return values
-
-
-def in_group() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def leave_group() -> None:
-    """End the process group in order, after success only.
-
-    Without this about one gloo run in twenty aborts while its threads meet the interpreter's end;
-    after an error it can hang (https://github.com/pytorch/pytorch/issues/190489).
-    """
-    if in_group():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
 
 
 def finish_wandb(exit_code: int) -> None:

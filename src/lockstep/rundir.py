@@ -7,6 +7,24 @@ import os
 import secrets
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from pathlib import Path
+
+from lockstep.errors import UsageError
+
+
+def run_directory(root: str, resume: str | None) -> str:
+    """A new directory below ``root``; that of the run to go on with; or, for ``latest``, that of
+    the run below ``root`` which was written to last."""
+    if resume is None:
+        return f"{root}/{run_name()}"
+    if resume != "latest":
+        return resume
+    runs = sorted(Path(root).glob("*/*/result.json"), key=lambda path: path.stat().st_mtime_ns)
+    if not runs:
+        raise UsageError(
+            f"resume=latest needs a run in {root}/, and there is none. Use resume=<its directory>."
+        )
+    return str(runs[-1].parent)
 
 
 def run_name(environ: Mapping[str, str] = os.environ) -> str:

@@ -1,4 +1,4 @@
-"""How a process leaves when it is told to: in order, once, with the status that shells expect."""
+"""What a process does when it is told to stop: finish its step and save, or leave at once."""
 
 from __future__ import annotations
 
@@ -7,31 +7,73 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 
-_leaving = threading.Event()
+STOPPING = [
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT")
+    if hasattr(signal, name)
+]
+"""A scheduler's notice, the same by another name, a closed terminal, Ctrl-C."""
+STATUSES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""What a process leaves with: after Ctrl-C, and after any of the others."""
 
 
-def leave(signum: int, _: FrameType | None) -> None:
-    """Raise SystemExit(128 + signum), unless this process is on its way out already: a signal must
-    not cut the clean-up short. Whoever sent it kills after a grace period."""
-    if not _leaving.is_set():
-        _leaving.set()
-        raise SystemExit(128 + signum)
+class Stop:
+    """This process's answer to signals; one per process, as handlers are.
+
+    Outside of training a signal ends the process as an exception does. In training it is noted in
+    ``asked``, and `lockstep.callbacks.stop_together` ends all ranks after the same step. A second
+    signal after Ctrl-C, or a peer that is gone, leaves nothing to wait for.
+    """
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        self.leaving = False
+        self.deferred = False
+        self.peers_are_well: Callable[[], bool] = lambda: True
+
+    def handle(self, signum: int, _: FrameType | None) -> None:
+        if self.leaving:
+            return  # a signal must not cut the clean-up short; whoever sent it kills after a while
+        insists = self.asked == signal.SIGINT
+        self.asked = self.asked or signum
+        if not self.deferred or insists or not self.peers_are_well():
+            self.leave()
+
+    @property
+    def status(self) -> int:
+        return STATUSES[self.asked != signal.SIGINT]
+
+    def leave(self) -> None:
+        """Raise KeyboardInterrupt (exit status 130) or SystemExit(143)."""
+        self.leaving = True
+        if self.asked == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(self.status)
+
+    def leave_if_asked(self) -> None:
+        """Where deferring ends."""
+        self.deferred = False
+        if self.asked is not None and not self.leaving:
+            self.leave()
 
 
-def leave_on_sigterm() -> None:
-    """Make SIGTERM (and a closed terminal) end this process as an exception does."""
-    _leaving.clear()
+stop = Stop()
+
+
+def leave_on_signals() -> None:
+    """Install the handlers of `stop` in this process, as nobody had asked yet."""
+    stop.__init__()  # type: ignore[misc]
+    reinstall()
+
+
+def reinstall() -> None:
+    """Put the handlers back where a library has put its own."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, leave)
-        if hasattr(signal, "SIGHUP"):
-            signal.signal(signal.SIGHUP, leave)
-
-
-def leaving() -> None:
-    """From here on `leave` does nothing: an exception has begun to end this process."""
-    _leaving.set()
+        for number in STOPPING:
+            signal.signal(number, stop.handle)
 
 
 def leave_with_parent(grace_s: float) -> None:
@@ -44,6 +86,7 @@ def leave_with_parent(grace_s: float) -> None:
 
     def watch() -> None:
         parent.join()
+        stop.peers_are_well = lambda: False
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(grace_s)
         os._exit(1)

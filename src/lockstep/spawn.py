@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
@@ -64,12 +65,17 @@ def own_memory(built: Built) -> Built:
 
 
 def _end(launcher: _MultiProcessingLauncher, grace_s: float) -> None:
-    launcher.kill(signal.SIGTERM)
-    for process in launcher.procs:
-        process.join(grace_s)
-        if process.is_alive():
-            process.kill()
-            process.join()
+    """End the ranks in order, or at once when they take too long or Ctrl-C comes again."""
+    until = time.monotonic() + grace_s
+    try:
+        launcher.kill(signal.SIGTERM)
+        for process in launcher.procs:
+            process.join(max(0.0, until - time.monotonic()))
+    finally:
+        for process in launcher.procs:
+            if process.is_alive():
+                process.kill()
+                process.join()
 
 
 def _name_culprit(built: Built, error: Exception) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 from dataclasses import asdict
 
-import numpy
 import torch
 import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,35 +14,7 @@ from typing_extensions import override
 from lockstep.config import Config
 from lockstep.errors import UsageError
 from lockstep.placement import Placement
-from lockstep.signals import leave_on_sigterm, leaving
-
-
-class LeaveOnSigterm(Callback):
-    """SIGTERM ends a rank as an exception does: ``finally`` blocks and loggers run.
-
-    Lightning's handler calls a collective inside the signal handler, which hangs or fails when the
-    other ranks do not join it (https://github.com/Lightning-AI/pytorch-lightning/issues/20806). It
-    is installed after ``on_fit_start``, so the first hook that can replace it comes later.
-    """
-
-    @override
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        leave_on_sigterm()
-
-    @override
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        leave_on_sigterm()
-
-    @override
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        leave_on_sigterm()
-
-    @override
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        """A rank that is on its way out already must not be cut short."""
-        leaving()
+from lockstep.randomness import seed_everything
 
 
 class PeerCheck(Callback):
@@ -91,10 +61,7 @@ class RankSeeds(Callback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        seed = self._seed + 1_000_003 * trainer.global_rank
-        random.seed(seed)
-        numpy.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
+        seed_everything(self._seed + 1_000_003 * trainer.global_rank)
 
 
 class FiniteLoss(Callback):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
+
+from lockstep.checkpoints import save_between_steps
 
 log = logging.getLogger(__name__)
 
@@ -20,20 +23,19 @@ class KeepLastGood(Callback):
 
     def __init__(self, dirpath: str) -> None:
         self.dirpath = dirpath
-        self.called = False
 
     @override
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        self.called = True
+        if isinstance(exception, KeyboardInterrupt | SystemExit):
+            return  # a signal comes at any time, also when half of the weights are updated
         if trainer.is_global_zero and trainer.global_step > 0 and trainer.training:
             if not all(torch.isfinite(weight).all() for weight in pl_module.parameters()):
                 log.error("last_good.ckpt is not written: the weights hold NaN or infinity")
                 return
-            checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-            path = f"{self.dirpath}/last_good.ckpt"
+            path = Path(self.dirpath) / "last_good.ckpt"
             try:
-                trainer.strategy.checkpoint_io.save_checkpoint(checkpoint, path)
+                save_between_steps(trainer, path)
             except (OSError, RuntimeError) as problem:  # the first error is the one to report
                 log.error("%s could not be saved: %s", path, problem)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from typing_extensions import override
 
 from lockstep.config import DataConfig
+from lockstep.data.loader import ResumableLoader, training_position
 from lockstep.data.sharding import EvalShards, TrainShards
 from lockstep.errors import UsageError
 from lockstep.sizes import BatchSizes
@@ -91,7 +92,11 @@ class DataModule(LightningDataModule):
             drop_last=self.config.drop_last,
         )
         per_process = -(-sampler.global_batch_size // self._world_size)
-        return self._loader(self.splits.train, sampler, per_process)
+        loader = self._loader(ResumableLoader, self.splits.train, sampler, per_process)
+        assert isinstance(loader, ResumableLoader)
+        loader.trainer, loader.seed = self.trainer, self.seed
+        sampler.set_epoch(training_position(self.trainer).epoch)
+        return loader
 
     @override
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
@@ -129,16 +134,20 @@ class DataModule(LightningDataModule):
             warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
             return []
         sampler = EvalShards(dataset, rank=self._rank, world_size=self._world_size)
-        return self._loader(dataset, sampler, self.sizes.eval_per_process)
+        return self._loader(DataLoader, dataset, sampler, self.sizes.eval_per_process)
 
     def _loader(
-        self, dataset: Dataset[Any], sampler: TrainShards | EvalShards, batch_size: int
+        self,
+        kind: type[DataLoader[Any]],
+        dataset: Dataset[Any],
+        sampler: TrainShards | EvalShards,
+        batch_size: int,
     ) -> DataLoader[Any]:
         workers = self.config.num_workers
         if isinstance(dataset, Tensors):
             # In memory, loader processes would only slow it down.
             warnings.filterwarnings("ignore", ".*does not have many workers")
-        return DataLoader(
+        return kind(
             dataset,
             batch_size=batch_size,
             sampler=sampler,

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sized
 
 import torch
 from torch.utils.data import Dataset, DistributedSampler
+from typing_extensions import override
 
 
 def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> torch.Tensor:
@@ -50,9 +51,17 @@ class TrainShards(DistributedSampler[int]):
         super().__init__(dataset, num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed)
         assert isinstance(dataset, Sized)
         self.samples = len(dataset)
+        self.skipped = 0
+        """Global batches at the start of an epoch that a resumed run has trained on before."""
         self.global_batch_size = min(global_batch_size, self.samples)
         full, last = divmod(self.samples, self.global_batch_size)
         self.steps = full if drop_last or last == 0 else full + 1
+
+    @override
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.skipped = 0
+        super().set_epoch(epoch)
 
     def batch_size(self, step: int) -> int:
         """Samples in global batch ``step`` of an epoch, over all ranks."""
@@ -69,9 +78,9 @@ class TrainShards(DistributedSampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         order = epoch_order(self.samples, self.seed, self.epoch, self.shuffle)
-        order = order[: self.steps * self.global_batch_size]
+        order = order[self.skipped * self.global_batch_size : self.steps * self.global_batch_size]
         mine = order[self.rank :: self.num_replicas].tolist()
-        if self._needs_filler():
+        if self._needs_filler() and len(order):
             mine.append(int(order[-1]))
         return iter(mine)
 

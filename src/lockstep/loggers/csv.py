@@ -29,7 +29,8 @@ class CsvLogger(Logger):
         self._started = time.time()
         self._columns: list[str] = list(FIXED)
         self._rows: list[dict[str, Any]] = []
-        self._written = 0
+        self._final = 0  # rows in the file that do not change any more
+        self._end = 0  # where they end in the file; 0: nothing is written
 
     @property
     @override
@@ -67,23 +68,52 @@ class CsvLogger(Logger):
     @override
     @rank_zero_only
     def save(self) -> None:
-        self._write(len(self._rows) - 1)
+        self._write(self._rows[:-1])
+
+    @rank_zero_only
+    def flush(self) -> None:
+        """Write the newest row too, as far as it is known."""
+        self._write(self._rows)
 
     @override
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        self._write(len(self._rows))
+        self._write(self._rows)
 
-    def _write(self, end: int) -> None:
-        new = self._rows[self._written : end]
-        if not new:
+    @rank_zero_only
+    def rewind(self, step: int) -> None:
+        """Take up the history of an interrupted run that goes on from ``step``: what was logged
+        after that is logged again."""
+        if not self.path.exists():
             return
-        unknown = sorted({name for row in new for name in row} - set(self._columns))
+        with self.path.open(newline="") as file:
+            old = [_typed(row) for row in csv.DictReader(file)]
+        self._rows = [row for row in old if row["step"] < step] + self._rows
+        self._started -= max((row["seconds"] for row in self._rows), default=0.0)
+        self._columns = list(FIXED)  # the next write finds new columns, and rewrites the file
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        """Rows before the last one do not change any more, so they are written once."""
+        final = max(len(rows) - 1, 0)
+        if not rows:
+            return
+        unknown = sorted({name for row in rows[self._final :] for name in row} - set(self._columns))
         self._columns += unknown
-        rewrite = bool(unknown) or self._written == 0
-        with self.path.open("w" if rewrite else "a", newline="") as file:
+        whole = bool(unknown) or self._end == 0
+        with self.path.open("w" if whole else "r+", newline="") as file:
             writer = csv.DictWriter(file, self._columns)
-            if rewrite:
+            if whole:
                 writer.writeheader()
-            writer.writerows(self._rows[:end] if rewrite else new)
-        self._written = end
+            else:
+                file.seek(self._end)
+                file.truncate()
+            writer.writerows(rows[0 if whole else self._final : final])
+            self._end = file.tell()
+            writer.writerows(rows[final:])
+        self._final = final
+
+
+def _typed(row: dict[str, str]) -> dict[str, Any]:
+    """A row as it was logged; what a column was not logged for is left out."""
+    values: dict[str, Any] = {name: float(text) for name, text in row.items() if text != ""}
+    return values | {name: int(values[name]) for name in ("step", "epoch") if name in values}

@@ -1,0 +1,91 @@
+"""What checkpoints hold beside weights and counters, so that a resumed run is the same run."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from lockstep.data.loader import training_position
+from lockstep.epoch_mean import EpochMean
+from lockstep.group import gather
+from lockstep.loggers.csv import CsvLogger
+from lockstep.randomness import random_state, seed_everything, set_random_state
+
+log = logging.getLogger(__name__)
+
+KEY = "lockstep"
+
+
+class ResumeState(Callback):
+    """Save the generators of all ranks and the sums of an unfinished epoch; put them back.
+
+    With another number of ranks, or when a broken run's rank zero saved alone, there are no
+    generators to put back: each rank then draws from (seed, rank, step).
+    """
+
+    def __init__(self, seed: int, resumed: bool) -> None:
+        self._seed, self._resumed = seed, resumed
+        self._saved: dict[str, Any] | None = None
+
+    @override
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, CsvLogger):
+                logger.flush()  # a checkpoint must not be newer than the history
+        mine = (random_state(), epoch_sums(pl_module))
+        ranks = [mine] if trainer.interrupted else gather(mine)
+        whole = len(ranks) == trainer.world_size
+        sums = {name: torch.stack([sums[name] for _, sums in ranks]).sum(0) for name in mine[1]}
+        checkpoint[KEY] = {
+            "generators": [state for state, _ in ranks] if whole else None,
+            "epoch_sums": sums if whole and not training_position(trainer).is_over else None,
+        }
+
+    @override
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._saved = checkpoint.get(KEY)
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        step, saved = trainer.global_step, self._saved
+        if self._resumed and trainer.is_global_zero:
+            for logger in trainer.loggers:
+                if isinstance(logger, CsvLogger):
+                    logger.rewind(step)
+        if saved is None:
+            return
+        if trainer.is_global_zero:
+            epoch, batches, _ = training_position(trainer)
+            log.info("resumed in epoch %d, batch %d, step %d", epoch + 1, batches, step)
+        restore_sums(pl_module, saved["epoch_sums"] or {}, trainer.is_global_zero)
+        generators = saved["generators"] or []
+        if len(generators) == trainer.world_size:
+            set_random_state(generators[trainer.global_rank])
+        else:
+            seed_everything(hash((self._seed, trainer.global_rank, step)) % 2**63)
+
+
+def epoch_sums(module: LightningModule) -> dict[str, Tensor]:
+    """This rank's sums of each `EpochMean`: total and samples, shape (2,)."""
+    return {
+        name: torch.stack([mean.total.cpu(), mean.samples.cpu().to(mean.total.dtype)])
+        for name, mean in module.named_modules()
+        if isinstance(mean, EpochMean)
+    }
+
+
+def restore_sums(module: LightningModule, sums: dict[str, Tensor], carries: bool) -> None:
+    """One rank carries on the sums of all; the others begin with nothing."""
+    for name, mean in module.named_modules():
+        if isinstance(mean, EpochMean) and name in sums and sums[name][1]:
+            total, samples = sums[name].tolist() if carries else (0.0, 0)
+            mean.resume(total, int(samples))

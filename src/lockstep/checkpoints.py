@@ -1,0 +1,103 @@
+"""Checkpoints that are whole or not there, and that say how far training had come."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch import Trainer
+from torch import nn
+from typing_extensions import override
+
+COMPILED = "_orig_mod."
+"""What `torch.compile` puts into the names of a compiled network's parameters."""
+
+
+class AtomicCheckpoints(TorchCheckpointIO):
+    """Write beside the file, then rename: a full disk or a kill leaves the previous checkpoint.
+
+    Lightning builds the file in memory and in the system's temporary directory; a move from there
+    to another file system copies, and a copy can be cut short. Only for local paths.
+    """
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None
+    ) -> None:
+        if storage_options is not None or "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        final = Path(path)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        temporary = final.with_name(f"{final.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(final)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def save_between_steps(trainer: Trainer, path: Path) -> None:
+    """Save while a step is under way that has not touched the weights: it has to be done again.
+
+    On every rank, or on rank zero alone when the run has broken.
+    """
+    checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    loop = checkpoint["loops"]["fit_loop"]
+    done = loop["epoch_loop.batch_progress"]["current"]["processed"]
+    # The gradients of an accumulation that was not finished are lost: its batches come again.
+    rewind(loop, done - done % trainer.accumulate_grad_batches)
+    if trainer.is_global_zero:
+        trainer.strategy.checkpoint_io.save_checkpoint(checkpoint, str(path))
+
+
+def rewind(loop: dict[str, Any], batches: int) -> None:
+    """Make a fit loop's state that of a checkpoint after ``batches`` batches of the epoch.
+
+    Lightning's loops restart right from two places: the end of a batch, and the end of an epoch.
+    """
+    progress, epoch = loop["epoch_loop.batch_progress"], loop["epoch_progress"]
+    for loader in loop["state_dict"].get("combined_loader", []):
+        loader["batches"] = batches
+    begun = progress["current"]["ready"] - batches
+    completed = batches - 1 if batches else 0
+    for counts in (progress["total"], progress["current"]):
+        counts["ready"] -= begun
+        counts["started"] = counts["processed"] = counts["ready"]
+        counts["completed"] = counts["ready"] - (batches - completed)
+    progress["is_last_batch"] = False
+    if batches:
+        loop["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1  # Lightning adds it again
+        return
+    for counts in (epoch["total"], epoch["current"]):
+        counts["ready"] = counts["started"] = counts["processed"]
+        counts["completed"] = counts["processed"] - 1
+
+
+def keep_names_plain(module: nn.Module) -> None:
+    """Save a compiled network's weights by the names that it has uncompiled, and load either.
+
+    A checkpoint then loads with and without `torch.compile`, and in plain torch.
+    """
+    module.register_state_dict_post_hook(_plain_names)  # type: ignore[no-untyped-call]
+    module.register_load_state_dict_pre_hook(_own_names)  # type: ignore[no-untyped-call]
+
+
+def _plain_names(_: nn.Module, state: dict[str, Any], *__: Any) -> None:
+    for name in [name for name in state if COMPILED in name]:
+        state[name.replace(COMPILED, "")] = state.pop(name)
+
+
+def _own_names(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    own = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+    for name in own:
+        plain = prefix + name.replace(COMPILED, "")
+        if COMPILED in name and plain in state:
+            state[prefix + name] = state.pop(plain)
