@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -37,3 +41,22 @@ class RequireNccl(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         backend = torch.distributed.get_backend()
         assert backend == "nccl", backend
+
+
+class BreakOnce(Callback):
+    """Breaks at one step of one rank, the first time that the run comes there."""
+
+    def __init__(self, directory: str, how: str, epoch: int, batch: int, rank: int = 0) -> None:
+        self.marker = Path(directory) / "broke"
+        self.how, self.place, self.rank = how, (epoch, batch), rank
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor
+    ) -> None:
+        progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+        place = trainer.current_epoch, progress.ready - 1
+        if place == self.place and trainer.global_rank == self.rank and not self.marker.exists():
+            self.marker.touch()
+            if self.how == "raise":
+                raise RuntimeError("broken on purpose")
+            os.kill(os.getpid(), getattr(signal, self.how))

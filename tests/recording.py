@@ -16,7 +16,7 @@ import numpy
 import torch
 import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from lockstep.data import Splits
@@ -226,3 +226,7 @@ class OwnStep(SupervisedModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return ((self(batch[0]) - batch[1]) ** 2).mean()
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 1))

@@ -44,6 +44,8 @@ def quiet_lightning() -> None:
     warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)", FutureWarning)
     # Epoch values are logged whatever the interval of step values is.
     warnings.filterwarnings("ignore", "The number of training batches .* logging interval")
+    # It holds the run that goes on: another run's directory is refused before.
+    warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")
 
 
 def build_here(run: Run) -> Built:

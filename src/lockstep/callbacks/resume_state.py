@@ -24,8 +24,9 @@ KEY = "lockstep"
 class ResumeState(Callback):
     """Save the generators of all ranks and the sums of an unfinished epoch; put them back.
 
-    With another number of ranks, or when a broken run's rank zero saved alone, there are no
-    generators to put back: each rank then draws from (seed, rank, step).
+    With another number of ranks, or after a step that broke, there are no generators to put back:
+    each rank then draws from (seed, rank, step). Nor are there sums after a step that broke: the
+    epoch's train/loss then is the mean over the batches after resuming.
     """
 
     def __init__(self, seed: int, resumed: bool) -> None:
@@ -39,14 +40,16 @@ class ResumeState(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, CsvLogger):
                 logger.flush()  # a checkpoint must not be newer than the history
-        mine = (random_state(), epoch_sums(pl_module))
-        ranks = [mine] if trainer.interrupted else gather(mine)
-        whole = len(ranks) == trainer.world_size
-        sums = {name: torch.stack([sums[name] for _, sums in ranks]).sum(0) for name in mine[1]}
-        checkpoint[KEY] = {
-            "generators": [state for state, _ in ranks] if whole else None,
-            "epoch_sums": sums if whole and not training_position(trainer).is_over else None,
-        }
+        checkpoint[KEY] = {"generators": None, "epoch_sums": None}
+        if trainer.interrupted:
+            return  # rank zero is alone, and in the middle of a step
+        ranks = gather((random_state(), epoch_sums(pl_module)))
+        checkpoint[KEY]["generators"] = [state for state, _ in ranks]
+        if not training_position(trainer).is_over:
+            every = [sums for _, sums in ranks]
+            checkpoint[KEY]["epoch_sums"] = {
+                name: torch.stack([sums[name] for sums in every]).sum(0) for name in every[0]
+            }
 
     @override
     def on_load_checkpoint(

@@ -155,6 +155,8 @@ class DataModule(LightningDataModule):
             persistent_workers=workers > 0,
             collate_fn=as_fetched if isinstance(dataset, Tensors) else None,
             pin_memory=torch.cuda.is_available(),
+            # The process's own generator is for dropout: its draws must not depend on loaders.
+            generator=torch.Generator().manual_seed(self.seed),
         )
 
     @staticmethod

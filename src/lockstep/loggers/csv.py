@@ -95,7 +95,7 @@ class CsvLogger(Logger):
     def _write(self, rows: list[dict[str, Any]]) -> None:
         """Rows before the last one do not change any more, so they are written once."""
         final = max(len(rows) - 1, 0)
-        if not rows:
+        if len(rows) <= self._final:
             return
         unknown = sorted({name for row in rows[self._final :] for name in row} - set(self._columns))
         self._columns += unknown
