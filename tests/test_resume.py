@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -268,10 +269,11 @@ def test_a_run_that_is_being_written_cannot_be_resumed(launch: Launch, tmp_path:
     run = tmp_path / "run"
     with pytest.raises(SystemExit):
         launch(*RUN, break_at(1, 2, "SIGTERM"), directory=run)
-    with (run / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(UsageError, match="A run is writing to"):
-            launch(f"resume={run}", directory=run)
+    other = os.open(run, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(UsageError, match="A run is writing to"):
+        launch(f"resume={run}", directory=run)
+    os.close(other)
     assert launch(f"resume={run}", directory=run)["steps"] == STEPS
 
 

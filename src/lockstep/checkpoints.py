@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,33 @@ class AtomicCheckpoints(TorchCheckpointIO):
         final.parent.mkdir(parents=True, exist_ok=True)
         temporary = final.with_name(f"{final.name}.{os.getpid()}.tmp")
         try:
-            with temporary.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
+            with _Remembering(temporary, "w") as file:
+                try:
+                    torch.save(checkpoint, file)
+                except RuntimeError as error:  # torch's words for a write that failed
+                    raise file.problem or error from None
                 os.fsync(file.fileno())
             temporary.replace(final)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+class _Remembering(io.FileIO):
+    """A file that keeps why a write failed; torch's writer says only that one did."""
+
+    problem: OSError | None = None
+
+    @override
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        try:
+            written = 0
+            while written < len(view):  # a disk that fills up takes a part
+                written += super().write(view[written:])
+        except OSError as error:
+            self.problem = OSError(error.errno, error.strerror, self.name)
+            raise
+        return written
 
 
 def save_between_steps(trainer: Trainer, path: Path) -> None:

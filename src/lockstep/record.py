@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,19 +49,28 @@ def claimed(run: Run) -> Iterator[None]:
     The kernel lets go of the lock when this process ends, however it ends.
     """
     run.directory.mkdir(parents=True, exist_ok=True)
-    with (run.directory / ".lock").open("w") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"A run is writing to {run.directory}. Wait until it has ended, or end it."
-            ) from None
-        except (ImportError, OSError):
-            pass  # Windows, and network file systems that have no locks
+    with _locked(run.directory):
         claim(run)
         yield
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise UsageError(
+            f"A run is writing to {directory}. Wait until it has ended, or end it."
+        ) from None
+    finally:
+        os.close(handle)
 
 
 def claim(run: Run) -> None:

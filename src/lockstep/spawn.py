@@ -108,7 +108,10 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple):
         yield from ((f"[{index}]", child) for index, child in enumerate(value))
     else:
-        yield from ((f".{key}", child) for key, child in getattr(value, "__dict__", {}).items())
+        own = getattr(value, "__dict__", {}).items()
+        # What a person wrote comes before what torch keeps.
+        for key, child in sorted(own, key=lambda item: item[0].startswith("_")):
+            yield f".{key}", child
 
 
 def _can_pickle(value: Any) -> bool:
