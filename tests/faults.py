@@ -11,8 +11,11 @@ from typing import Any
 import torch
 import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.utils.data import Dataset
 
 from lockstep.callbacks.guards import PeerCheck
+from lockstep.data import Splits
+from lockstep.module import SupervisedModule
 
 
 class StallRank0(Callback):
@@ -60,3 +63,62 @@ class BreakOnce(Callback):
             if self.how == "raise":
                 raise RuntimeError("broken on purpose")
             os.kill(os.getpid(), getattr(signal, self.how))
+
+
+class FaultyModule(SupervisedModule):
+    """One rank breaks in ``phase``; the others are busy there for longer than a person waits."""
+
+    def __init__(self, phase: str, rank: int, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.phase, self.rank = phase, rank
+
+    def setup(self, stage: str) -> None:
+        self._at("setup")
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self._at("step")
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._at("validation")
+        super().validation_step(batch, batch_idx)
+
+    def _at(self, phase: str) -> None:
+        if phase == self.phase:
+            Path("fault").touch()
+            if self.global_rank == self.rank:
+                time.sleep(0.5)  # the others have begun
+                raise RuntimeError(f"broken in {phase}")
+            time.sleep(20)
+
+
+class FaultyData(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Sample ``bad`` cannot be read; reading any other takes the rank ``seconds``."""
+
+    def __init__(self, samples: int, bad: int) -> None:
+        self.samples, self.bad = samples, bad
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index == self.bad:
+            raise ValueError(f"sample {index} cannot be read")
+        return torch.zeros(10), torch.zeros(1)
+
+
+def faulty_data(samples: int, bad: int) -> Splits:
+    return Splits(FaultyData(samples, bad))
+
+
+class FullDisk(Callback):
+    """From the end of an epoch on, no file can grow beyond ``limit`` bytes."""
+
+    def __init__(self, after_epoch: int, limit: int) -> None:
+        self.after_epoch, self.limit = after_epoch, limit
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.current_epoch == self.after_epoch:
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, self.limit))

@@ -137,10 +137,15 @@ class LambdaModule(SupervisedModule):
 
 
 class SleepingModule(SupervisedModule):
-    """Steps that take long enough to be interrupted."""
+    """Steps that take long enough to be interrupted, in processes that say which they are."""
+
+    def __init__(self, seconds: float = 0.1, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.seconds = seconds
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        time.sleep(0.1)
+        Path(f"started-{self.global_rank}").write_text(str(os.getpid()))
+        time.sleep(self.seconds)
         return super().training_step(batch, batch_idx)
 
 

@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from conftest import ROOT, SMALL, TEST_CONF, Command, assert_no_orphans, environment
-from recording import global_batches
+from recording import global_batches, rows
 
-from lockstep.record import Result, read_result
+from lockstep.record import read_result
 
 pytestmark = pytest.mark.processes
 DDP2 = ["trainer.strategy=ddp", "trainer.devices=2"]
@@ -262,22 +264,9 @@ def test_a_port_in_use_does_not_matter(train: Command) -> None:
             assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
-)
-@pytest.mark.parametrize(
-    ("where", "group"),
-    [
-        *((where, False) for where in ("auto", "ddp", "ddp_spawn", "sweep")),
-        *((where, True) for where in ("auto", "ddp", "sweep")),
-    ],
-    ids=lambda value: {False: "parent", True: "group"}.get(value, value),
-)
-def test_a_signal_ends_the_run_with_its_status_and_no_orphans(
-    tmp_path: Path, sent: signal.Signals, status: int, where: str, group: bool
-) -> None:
+def start(tmp_path: Path, where: str, *overrides: str) -> subprocess.Popen[str]:
+    """A long run, in a session of its own."""
     strategy = "ddp" if where == "sweep" else where
-    devices = 1 if strategy == "auto" else 2
     command = [
         sys.executable,
         str(ROOT / "train.py"),
@@ -288,10 +277,11 @@ def test_a_signal_ends_the_run_with_its_status_and_no_orphans(
         "model._target_=recording.SleepingModule",
         "callbacks=recording",
         f"trainer.strategy={strategy}",
-        f"trainer.devices={devices}",
+        f"trainer.devices={1 if strategy == 'auto' else 2}",
         "trainer.max_epochs=100",
+        *overrides,
     ]
-    process = subprocess.Popen(
+    return subprocess.Popen(
         command,
         cwd=tmp_path,
         env=environment(),
@@ -300,26 +290,80 @@ def test_a_signal_ends_the_run_with_its_status_and_no_orphans(
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str, float]:
+    """Exit status, output and seconds until the end of a run that was signalled."""
+    started = time.monotonic()
     try:
-        _wait_for_training(tmp_path, process)
-        (os.killpg if group else os.kill)(process.pid, sent)
         text, _ = process.communicate(timeout=30)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-    assert process.returncode == status, text
+    return process.returncode, text, time.monotonic() - started
+
+
+def rank_pid(directory: Path, rank: int) -> int:
+    return int((directory / f"started-{rank}").read_text())
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143)],
+    ids=["ctrl-c", "sigterm", "sigusr1"],
+)
+@pytest.mark.parametrize(
+    ("where", "to"),
+    [
+        *((where, "parent") for where in ("auto", "ddp", "ddp_spawn", "sweep")),
+        *((where, "group") for where in ("auto", "ddp", "sweep")),
+        ("ddp", "rank 0"),
+        ("ddp", "rank 1"),
+        ("ddp_spawn", "rank 1"),
+        ("sweep", "rank 1"),
+    ],
+)
+def test_a_signal_saves_a_checkpoint_and_ends_the_run_with_its_status(
+    tmp_path: Path, sent: signal.Signals, status: int, where: str, to: str
+) -> None:
+    process = start(tmp_path, where)
+    wait_for(tmp_path, process, f"seen-{0 if where == 'auto' else 1}.jsonl")
+    if to == "group":
+        os.killpg(process.pid, sent)
+    else:
+        os.kill(process.pid if to == "parent" else rank_pid(tmp_path, int(to[-1])), sent)
+    returncode, text, _ = end_of(process)
+    assert returncode == status, text
     assert_no_orphans(str(tmp_path))
-    # A sweep stops: its second job is not started.
-    results: list[Result] = [read_result(run / "result.json") for run in directories(tmp_path)]
-    assert [result["status"] for result in results] == ["interrupted"], (
-        "the second job is not started"
-    )
+    (run,) = directories(tmp_path)  # of a sweep, the second job is not started
+    assert read_result(run / "result.json")["status"] == "interrupted"
+    if where == "sweep":
+        assert "  #1  not started  seed=2 " in text
+    step = torch.load(run / "checkpoints" / "interrupted.ckpt", weights_only=True)["global_step"]
+    assert step > 0
+    trained = Counter(row["rank"] for row in rows(run) if row["stage"] == "train")
+    assert trained == dict.fromkeys(range(1 if where == "auto" else 2), step), "at the same step"
+    assert f"stopped before step {step}; saved" in text
+    assert "Traceback" not in text
 
 
-def _wait_for_training(directory: Path, process: subprocess.Popen[str]) -> None:
+def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
+    process = start(tmp_path, "ddp", "+model.seconds=15")
+    wait_for(tmp_path, process, "started-1")
+    os.kill(process.pid, signal.SIGINT)
+    time.sleep(1)
+    assert process.poll() is None, "the first one waits for the step to end"
+    os.kill(process.pid, signal.SIGINT)
+    returncode, text, seconds = end_of(process)
+    assert returncode == 130, text
+    assert seconds < 10, "a step takes 15 s"
+    assert_no_orphans(str(tmp_path))
+
+
+def wait_for(directory: Path, process: subprocess.Popen[str], sign: str) -> None:
     deadline = time.monotonic() + 60
-    while not list(directory.glob("**/seen-0.jsonl")):
+    while not list(directory.glob(f"**/{sign}")):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -327,30 +371,10 @@ def _wait_for_training(directory: Path, process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
 def test_ranks_end_when_the_launching_process_is_killed(tmp_path: Path, strategy: str) -> None:
-    command = [
-        sys.executable,
-        str(ROOT / "train.py"),
-        "--config-dir",
-        str(TEST_CONF),
-        *SMALL,
-        "model._target_=recording.SleepingModule",
-        "callbacks=recording",
-        f"trainer.strategy={strategy}",
-        "trainer.devices=2",
-        "trainer.max_epochs=100",
-    ]
-    process = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=environment(),
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    _wait_for_training(tmp_path, process)
+    process = start(tmp_path, strategy)
+    wait_for(tmp_path, process, "seen-1.jsonl")
     process.kill()
-    process.wait()
+    process.communicate()
     assert_no_orphans(str(tmp_path), within_s=15)
 
 

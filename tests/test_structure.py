@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "lockstep"
 ROOMS = [
     ["errors", "rundir", "config"],
     ["devices", "sizes", "placement", "signals", "epoch_mean", "group", "randomness"],
-    ["data", "models", "strategies", "loggers", "record", "checkpoints", "forkserver"],
+    ["data", "models", "strategies", "loggers", "record", "checkpoints"],
     ["module", "callbacks", "processes", "summary", "predictions", "resume"],
     ["build"],
     ["run"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import traceback
 
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
 
@@ -29,3 +30,15 @@ def as_usage_error(error: BaseException) -> UsageError | None:
             "Make room, or use hydra.run.dir=<a directory that can be written>."
         )
     return None
+
+
+def one_line(error: BaseException) -> str:
+    """Name and message; of a message that quotes a traceback, its first and its last line. An
+    exception of ours says it all without its name."""
+    text = str(error)
+    if not isinstance(error, UsageError | RunFailed):
+        text = traceback.format_exception_only(error)[-1]
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    return (
+        " ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) if "Traceback" in text else text.strip()
+    )

@@ -11,7 +11,7 @@ import logging
 import traceback
 from dataclasses import replace
 
-from lockstep.errors import RunFailed, UsageError, as_usage_error
+from lockstep.errors import RunFailed, UsageError, as_usage_error, one_line
 from lockstep.placement import STRATEGIES
 from lockstep.processes import context, in_ranks, in_worker, unchanged_process
 from lockstep.record import Result, Run, claimed, write_result
@@ -121,7 +121,7 @@ def _record_failure(run: Run, error: BaseException, seen: BaseException) -> None
     outcome = error.outcome if isinstance(error, UnknownObjective) else {}
     status = "interrupted" if stopped else "failed"
     try:
-        write_result(run, {**outcome, "status": status, "error": _one_line(seen)})
+        write_result(run, {**outcome, "status": status, "error": one_line(seen)})
     except OSError as problem:
         log.error("result.json could not be written: %s", problem)
 
@@ -132,11 +132,4 @@ def _as_seen_by_a_person(error: BaseException) -> BaseException:
         return KeyboardInterrupt()  # Lightning turns Ctrl-C into exit status 1
     if isinstance(error, UsageError | RunFailed | KeyboardInterrupt | SystemExit):
         return error
-    return as_usage_error(error) or RunFailed(_one_line(error))
-
-
-def _one_line(error: BaseException) -> str:
-    """The last line of a traceback; an exception that says who broke needs no class name."""
-    if isinstance(error, UsageError | RunFailed):
-        return str(error)
-    return traceback.format_exception_only(error)[-1].strip()
+    return as_usage_error(error) or RunFailed(one_line(error))

@@ -25,11 +25,12 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
-from lockstep.errors import RunFailed, UsageError, as_usage_error
+from lockstep.errors import RunFailed, UsageError, as_usage_error, one_line
 from lockstep.record import Result, Run, write_atomically
 from lockstep.signals import (
     STATUSES,
     STOPPING,
+    ignoring_signals,
     leave_on_signals,
     leave_with_parent,
     own_group,
@@ -39,7 +40,6 @@ from lockstep.signals import (
 log = logging.getLogger(__name__)
 
 PRELOAD = [
-    "lockstep.forkserver",  # first
     "lockstep.run",
     "torch.distributed.elastic.multiprocessing.api",
     "numpy",
@@ -58,10 +58,12 @@ def method() -> str:
 def context() -> BaseContext:
     """Processes start from here; the first call starts the fork server, which imports meanwhile."""
     if method() == "forkserver":
-        from multiprocessing import forkserver
+        from multiprocessing import forkserver, resource_tracker
 
         multiprocessing.set_forkserver_preload(PRELOAD)
-        forkserver.ensure_running()
+        with ignoring_signals():
+            resource_tracker.ensure_running()
+            forkserver.ensure_running()
     return multiprocessing.get_context(method())
 
 
@@ -222,7 +224,7 @@ def noting_failure(run: Run, notes: Path, rank: int) -> Iterator[None]:
         sys.exit(stop.status)
     except BaseException as error:
         usage = as_usage_error(error)
-        summary = str(usage) if usage else f"{type(error).__name__}: {error}"
+        summary = one_line(usage or error)
         text = traceback.format_exc()
         _note(notes, Failure(rank, time.time(), summary, text, usage is not None))
         # A rank that was killed breaks its peers' connections at once: let the agent, which looks

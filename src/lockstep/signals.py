@@ -7,7 +7,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 STOPPING = [
@@ -74,6 +75,24 @@ def reinstall() -> None:
     if threading.current_thread() is threading.main_thread():
         for number in STOPPING:
             signal.signal(number, stop.handle)
+
+
+@contextmanager
+def ignoring_signals() -> Iterator[None]:
+    """Programs that are started in here ignore what is meant for the run's own processes.
+
+    A scheduler signals every process of a run. Were the fork server to die of it, its children
+    would look dead to the launching process while they save.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def leave_with_parent(grace_s: float) -> None:

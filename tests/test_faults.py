@@ -1,0 +1,168 @@
+"""What breaks, how soon the run ends, what it says, and that nobody is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, SMALL, TEST_CONF, assert_no_orphans, environment, processes_in
+
+from lockstep.record import read_result
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals"),
+]
+WITHIN_S = 5.0
+"""From fault to exit; asserted with a margin, since two cores run other things too."""
+MARGIN_S = 10.0
+
+
+class Started:
+    """A run in its own session, whose output is read from a file while it runs."""
+
+    def __init__(self, directory: Path, *overrides: str) -> None:
+        self.directory, self.log = directory, directory / "output"
+        command = [sys.executable, str(ROOT / "train.py"), "--config-dir", str(TEST_CONF)]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*command, *SMALL, *overrides],
+                cwd=directory,
+                env=environment(),
+                start_new_session=True,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait_for(self, pattern: str) -> None:
+        deadline = time.monotonic() + 60
+        while not list(self.directory.glob(pattern)):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, f"no {pattern} after 60 s"
+            time.sleep(0.02)
+
+    def ends(self) -> tuple[int, str]:
+        """Exit status and last line, if that comes soon enough and leaves no process behind."""
+        started = time.monotonic()
+        try:
+            status = self.process.wait(timeout=60)
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+        seconds = time.monotonic() - started
+        assert seconds < WITHIN_S + MARGIN_S, f"{seconds:.1f} s from fault to exit"
+        assert_no_orphans(str(self.directory))
+        return status, self.log.read_text().strip().splitlines()[-1]
+
+    def error(self) -> str:
+        (path,) = self.directory.glob("**/result.json")
+        result = read_result(path)
+        assert result["status"] == "failed"
+        return str(result["error"])
+
+
+DDP2 = ["trainer.strategy=ddp", "trainer.devices=2"]
+LONG = ["model._target_=recording.SleepingModule", "trainer.max_epochs=99"]
+SPAWN2 = ["trainer.strategy=ddp_spawn", "trainer.devices=2"]
+
+
+@pytest.mark.parametrize("where", [DDP2, SPAWN2], ids=["ddp", "spawn"])
+@pytest.mark.parametrize("rank", [0, 1], ids=["first", "last"])
+@pytest.mark.parametrize("phase", ["setup", "step", "validation"])
+def test_an_exception_ends_all_ranks_while_the_other_is_busy(
+    tmp_path: Path, where: list[str], rank: int, phase: str
+) -> None:
+    run = Started(tmp_path, *where, "model=faulty", f"model.phase={phase}", f"model.rank={rank}")
+    run.wait_for("fault")
+    status, line = run.ends()
+    assert status == 1
+    assert line == f"failed: rank {rank}: RuntimeError: broken in {phase}"
+    assert run.log.read_text().count("Traceback (most recent call last)") == 1
+    assert run.error() == f"rank {rank}: RuntimeError: broken in {phase}"
+
+
+@pytest.mark.parametrize("where", [[], DDP2], ids=["auto", "ddp"])
+def test_an_exception_in_a_data_worker_names_the_sample(tmp_path: Path, where: list[str]) -> None:
+    run = Started(tmp_path, *where, "data=faulty", "callbacks=unmonitored", "objective=null")
+    assert run.process.wait(timeout=90) == 1
+    status, line = run.ends()
+    assert status == 1
+    assert line.startswith("failed: ")
+    assert line.endswith("ValueError: sample 21 cannot be read")
+
+
+def test_a_killed_fork_server_ends_the_run(tmp_path: Path) -> None:
+    run = Started(
+        tmp_path, *DDP2, "model._target_=recording.SleepingModule", "trainer.max_epochs=99"
+    )
+    run.wait_for("started-1")
+    servers = [
+        process["pid"]
+        for process in processes_in(str(tmp_path))
+        if "multiprocessing.forkserver" in " ".join(process["cmdline"] or [])
+        and process["ppid"] == run.process.pid
+    ]
+    ranks = [int((tmp_path / f"started-{rank}").read_text()) for rank in (0, 1)]
+    (server,) = set(servers) - set(ranks)
+    os.kill(server, signal.SIGKILL)
+    status, line = run.ends()
+    assert status == 1
+    assert line == "failed: the fork server that the run's processes came from is gone (killed?)"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_the_system_kills_for_memory_is_named(tmp_path: Path, rank: int) -> None:
+    run = Started(
+        tmp_path, *DDP2, "model._target_=recording.SleepingModule", "trainer.max_epochs=99"
+    )
+    run.wait_for("started-1")
+    os.kill(int((tmp_path / f"started-{rank}").read_text()), signal.SIGKILL)
+    status, line = run.ends()
+    assert status == 1
+    assert line == f"failed: rank {rank} was ended by SIGKILL (is the machine out of memory?)"
+
+
+@pytest.mark.parametrize("where", [[], DDP2], ids=["auto", "ddp"])
+def test_a_disk_that_fills_up_while_saving_leaves_the_previous_checkpoint(
+    tmp_path: Path, where: list[str]
+) -> None:
+    """The limit on a file's size is lowered after the first epoch's checkpoint."""
+    run = Started(
+        tmp_path,
+        *where,
+        "trainer.max_epochs=4",
+        "model=mlp",
+        "model.network.width=128",
+        "+callbacks.full={_target_: faults.FullDisk, after_epoch: 1, limit: 30000}",
+    )
+    assert run.process.wait(timeout=60) == 1
+    last = run.log.read_text().strip().splitlines()[-1]
+    assert re.search(r"error: .*ckpt.* cannot be written: File too large\.", last), last
+    (directory,) = (path.parent for path in tmp_path.glob("outputs/*/*/result.json"))
+    checkpoint = torch.load(directory / "checkpoints" / "last.ckpt", weights_only=True)
+    assert checkpoint["epoch"] == 0
+    assert not list(directory.glob("**/*.tmp"))
+    again = subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "train.py"),
+            "--config-dir",
+            str(TEST_CONF),
+            "resume=latest",
+            "+callbacks.full=null",
+        ],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert again.returncode == 0, again.stderr
+    assert read_result(directory / "result.json")["epochs"] == 4
+    assert_no_orphans(str(tmp_path))
