@@ -38,7 +38,7 @@ def one_line(error: BaseException) -> str:
     text = str(error)
     if not isinstance(error, UsageError | RunFailed):
         text = traceback.format_exception_only(error)[-1]
-    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    return (
-        " ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) if "Traceback" in text else text.strip()
-    )
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if "Traceback" in text:
+        lines = list(dict.fromkeys([lines[0], lines[-1]]))
+    return " ".join(lines)
