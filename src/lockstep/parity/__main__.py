@@ -28,8 +28,12 @@ with the same overrides would on one device, again on one device, and everywhere
 how far each is from the first, and the likely reason where it differs."""
 MORE = """Short by default: the first 20 steps of training, then validation and test as configured;
 a wrong batch, mean or gradient shows in the first steps. Loss is that of each step, over the global
-batch. Differences are relative to the largest value of their kind on one device. What depends on
-the split is in docs/guarantees.md. Exit status: 0 all the same, 1 not, 2 wrong command line."""
+batch. Differences are relative to the largest value of their kind on one device. It computes in
+float64, where sums in another order differ by 1e-13 and not, as with Adam in float32, by 1e-3; with
+trainer.precision=... as you say. docs/guarantees.md names what depends on the split. Exit status: 0
+all the same, 1 not, 2 wrong command line."""
+NO_REFERENCE = """that was the run on one device. --keep DIR leaves its traceback in train.log;
+trainer.precision=32-true is for what cannot be computed in float64."""
 HEADER = ("strategy", "devices", "loss", "weights", "metrics", "verdict", "likely reason")
 Cells = tuple[str, ...]
 """One line of the table, in the order of `HEADER`."""
@@ -65,15 +69,15 @@ def strategies(text: str) -> list[str]:
             hint = f" Did you mean {near[0]}?" if near else ""
             known = ", ".join(STRATEGIES)
             raise ArgumentTypeError(f"must be names of {known}; got {name!r}.{hint}")
-    return text.split(",")
+    return list(dict.fromkeys(text.split(",")))
 
 
 def counts(text: str) -> list[int]:
-    return [count(number) for number in text.split(",")]
+    return [count(number) for number in dict.fromkeys(text.split(","))]
 
 
 def count(text: str) -> int:
-    if not re.fullmatch(r"0*[1-9]\d*", text):
+    if not re.fullmatch(r"[1-9]\d*", text):
         raise ArgumentTypeError(f"must be whole numbers from 1; got {text!r}. Use for example 2.")
     return int(text)
 
@@ -104,10 +108,14 @@ def compare(trial: Trial, options: argparse.Namespace) -> Iterator[Cells]:
     """The rows of the table. Raises `UsageError` or `RunFailed` without a run to compare with."""
     from lockstep.parity.differences import Judge, read_record
 
-    say("one device, then again, then the rest: the differences count from the first")
-    reference = read_record(trial.run("reference", "auto", 1))
+    started = time.monotonic()
+    try:
+        reference = read_record(trial.run("one device", "auto", 1))
+    except RunFailed as error:
+        raise RunFailed(f"{error}\nNothing to compare with: {NO_REFERENCE}") from error
+    say(f"one device: what the others are compared with ({time.monotonic() - started:.1f} s)")
     judge = Judge(reference, options.tolerance, repeats=False)
-    again = tried(trial, judge, "auto", 1, "one device, again")
+    again = tried(trial, judge, "auto", 1, "one device again")
     yield again
     judge = Judge(reference, options.tolerance, repeats=again[5] != "differs")
     for strategy in options.strategies:
@@ -124,7 +132,7 @@ def tried(trial: Trial, judge: Judge, strategy: str, devices: int, name: str) ->
         found = judge(read_record(trial.run(name, strategy, devices)), devices)
     except (UsageError, RunFailed) as error:
         found = ("-", "-", "-", "failed", str(error).partition("\n")[0])
-    say(f"{name}, devices {devices}: {found[3]} ({time.monotonic() - started:.1f} s)")
+    say(f"{name}, {devices}: {found[3]} ({time.monotonic() - started:.1f} s)")
     return (name, str(devices), *found)
 
 

@@ -23,13 +23,13 @@ PER_SPLIT = {
 PER_RANK = {
     "sum": "the loss is a sum, DDP averages over ranks: use a mean ({})",
     "draws": "augmentation: other draws on each rank ({})",
-    "loader": "a loader of its own gives ranks other batches: return Splits ({})",
     "last_batch": "a last batch that does not divide: data.drop_last=true ({})",
 }
-ANYWHERE = {"half": "16 bits round to about 1e-2: --tolerance 1e-2, or more bits ({})"}
+ANYWHERE = {"loader": "a loader of its own gives ranks other batches: return Splits ({})"}
 IRREPRODUCIBLE = "two runs on one device differ: a draw that does not follow from the seed"
 RANK_METRIC = "{} alone: a mean of the ranks' values? Log a torchmetrics object"
-UNKNOWN = "not known; trainer.precision=64-true tells rounding (gone) from a difference (stays)"
+ROUNDING = "maybe rounding: without trainer.precision this computes in float64 ({})"
+UNKNOWN = "not known: does a step use more than its batch and the weights?"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ def read_record(directory: Path) -> Record:
     """The record of a finished run that had `lockstep.callbacks.trace.Trace`."""
     trace = torch.load(directory / "trace.pt", map_location="cpu", weights_only=True)
     result = read_result(directory / "result.json")
-    metrics = {name: torch.tensor(value) for name, value in result["metrics"].items()}
+    metrics = {
+        name: torch.tensor(value, dtype=torch.float64) for name, value in result["metrics"].items()
+    }
     return Record(**trace, metrics=metrics, world_size=result["world_size"])
 
 
@@ -91,8 +93,12 @@ def relative(reference: Tensors, other: Tensors, smallest: float = 0.0) -> float
     if {k: v.shape for k, v in reference.items()} != {k: v.shape for k, v in other.items()}:
         return math.inf
     gap = max((_largest_gap(reference[name], other[name]) for name in reference), default=0.0)
-    scale = max((_wide(value).abs().max().item() for value in reference.values()), default=0.0)
+    scale = max((_largest(_wide(value)) for value in reference.values()), default=0.0)
     return gap / max(scale, smallest, 1e-300) if gap else 0.0
+
+
+def _largest(values: Tensor) -> float:
+    return values.abs().nan_to_num(nan=0.0, posinf=0.0).max().item()
 
 
 def _largest_gap(one: Tensor, other: Tensor) -> float:
@@ -130,18 +136,22 @@ class Judge:
         """From what can be seen of both runs; what is certain comes first."""
         if not self.repeats:
             return IRREPRODUCIBLE
-        if len(other.losses) != len(self.reference.losses):
-            return f"{len(other.losses)} steps instead of {len(self.reference.losses)}"
-        if max(found.loss, found.weights) <= self.tolerance:
+        if other.world_size > 1 and max(found.loss, found.weights) <= self.tolerance:
             return RANK_METRIC.format(found.metric)
         seen = dict(other.traits)
         if _grows_with_share(self.reference, other):
             seen.setdefault("sum", f"its first is 1/{other.world_size} of one device's")
-        rules = ANYWHERE | (PER_SPLIT if devices > 1 else {})
-        rules |= PER_RANK if other.world_size > 1 else {}
-        return (
-            "; ".join(rules[name].format(seen[name]) for name in rules if name in seen) or UNKNOWN
-        )
+        rules = {
+            **ANYWHERE,
+            **(PER_RANK if other.world_size > 1 else {}),
+            **(PER_SPLIT if devices > 1 else {}),
+        }
+        reasons = []
+        if len(other.losses) != len(self.reference.losses):
+            reasons = [f"{len(other.losses)} steps instead of {len(self.reference.losses)}"]
+        reasons += [rules[name].format(seen[name]) for name in rules if name in seen]
+        unexplained = ROUNDING.format(seen["rounding"]) if "rounding" in seen else UNKNOWN
+        return "; ".join(reasons) or unexplained
 
 
 def _grows_with_share(reference: Record, other: Record) -> bool:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
-import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DistributedSampler
 from torchmetrics import Metric
 from typing_extensions import override
 
 from lockstep.data import DataModule
 from lockstep.data.sharding import TrainShards
+from lockstep.group import gather
 from lockstep.module import SupervisedModule
+
+# Only a run's own processes import this file. Their warnings would stand between the table's lines.
+logging.captureWarnings(True)
 
 READS = 4
 """Times that one sample is read; a coin that is tossed each time is missed once in eight runs."""
@@ -52,10 +57,7 @@ class Trace(Callback):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        ranks = [self._losses]
-        if trainer.world_size > 1:
-            ranks = [[] for _ in range(trainer.world_size)]
-            torch.distributed.all_gather_object(ranks, self._losses)
+        ranks = gather(self._losses)
         if trainer.is_global_zero:
             drawn = {"draws": "the data set"} if self._drawn else {}
             written = {
@@ -85,11 +87,13 @@ def traits(trainer: Trainer, module: LightningModule) -> dict[str, str]:
         "sum": [name for name, part in parts if getattr(part, "reduction", None) == "sum"],
         "batchnorm": [name for name, part in parts if _per_split(part)],
         "dropout": [name for name, part in parts if _drops(part)],
-        "half": [str(trainer.precision)] if "16" in str(trainer.precision) else [],
+        "rounding": [] if "64" in str(trainer.precision) else [str(trainer.precision)],
     }
     sampler = getattr(trainer.train_dataloader, "sampler", None)
     if not isinstance(sampler, TrainShards):
-        found["loader"] = [type(trainer.train_dataloader).__name__]
+        # Lightning puts its sampler in under ddp, on one device too.
+        if trainer.world_size > 1 or isinstance(sampler, DistributedSampler):
+            found["loader"] = [type(trainer.train_dataloader).__name__]
     elif type(module).training_step is not SupervisedModule.training_step:
         reached = trainer.num_training_batches >= sampler.steps
         if reached and sampler.batch_size(sampler.steps - 1) % trainer.world_size:
