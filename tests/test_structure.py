@@ -20,6 +20,7 @@ ROOMS = [
     ["spawn"],
     ["launch", "sweep"],
     ["cli"],
+    ["parity"],
 ]
 """A room imports from its own row and the rows above."""
 CORE = [
@@ -58,6 +59,8 @@ WITHOUT_TORCH = [
     "launch",
     "summary",
     "sweep",
+    "parity/__main__",
+    "parity/trial",
 ]
 
 

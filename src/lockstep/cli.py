@@ -178,7 +178,8 @@ def explain(error: Exception) -> str:
 
 def _files_of(group: str) -> list[str]:
     """Names in a folder of ``conf/``, beside the script; Hydra lists them for top folders only."""
-    folder = Path(sys.argv[0]).parent / "conf" / group
+    script = Path(sys.argv[0]).parent  # of train.py; python -m lockstep.parity is started beside it
+    folder = (script if (script / "conf").is_dir() else Path()) / "conf" / group
     return sorted(
         path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")
     )
