@@ -226,3 +226,39 @@ class OwnStep(SupervisedModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return ((self(batch[0]) - batch[1]) ** 2).mean()
+
+
+def only_train(samples: int) -> Splits:
+    return Splits(indexed(samples, 1, 1).train)
+
+
+class OwnModule(LightningModule):
+    """The least that a user writes: a step that returns its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = torch.nn.Linear(10, 1)
+
+    def loss(self, batch: Any) -> Tensor:
+        return (self.network(batch[0]) - batch[1]).square().mean()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        return self.loss(batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-2)
+
+
+class OwnManual(OwnModule):
+    """Two backward passes a step, by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        for part in (0.25, 0.75):
+            self.manual_backward(part * self.loss(batch))
+        optimizer.step()
