@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import psutil
 import torch
 import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -262,3 +263,30 @@ class OwnManual(OwnModule):
         for part in (0.25, 0.75):
             self.manual_backward(part * self.loss(batch))
         optimizer.step()
+
+
+class Unpicklable(Drawing):
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.transform = lambda features: features
+
+
+def unpicklable(samples: int) -> Splits:
+    return Splits(Unpicklable(samples))
+
+
+class Parents(Drawing):
+    """Notes the command line of its loader process's parent."""
+
+    def __init__(self, samples: int, directory: str) -> None:
+        super().__init__(samples)
+        self.directory = directory
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        command = " ".join(psutil.Process(os.getppid()).cmdline())
+        Path(self.directory, f"parent-{os.getpid()}.txt").write_text(command)
+        return super().__getitem__(index)
+
+
+def parents(samples: int, directory: str) -> Splits:
+    return Splits(Parents(samples, directory))

@@ -144,6 +144,8 @@ def guarded(work: Work, run: Run, rank: int, notes: str) -> Result:
         own_group()
         leave_with_parent(run.config.launch.grace_s)
         leave_on_sigterm()
+        if run.config.data.num_workers and multiprocessing.get_start_method() == "forkserver":
+            context()  # loader processes will start from it: torch is imported once, and meanwhile
         configure_logging(run, rank)
         return work(run)
 
