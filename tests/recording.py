@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import psutil
 import torch
 import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -235,3 +236,66 @@ class OwnStep(SupervisedModule):
 
 def dropping() -> nn.Module:
     return nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 1))
+
+
+def only_train(samples: int) -> Splits:
+    return Splits(indexed(samples, 1, 1).train)
+
+
+class OwnModule(LightningModule):
+    """The least that a user writes: a step that returns its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = torch.nn.Linear(10, 1)
+
+    def loss(self, batch: Any) -> Tensor:
+        return (self.network(batch[0]) - batch[1]).square().mean()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        return self.loss(batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-2)
+
+
+class OwnManual(OwnModule):
+    """Two backward passes a step, by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        for part in (0.25, 0.75):
+            self.manual_backward(part * self.loss(batch))
+        optimizer.step()
+
+
+class Unpicklable(Drawing):
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.transform = lambda features: features
+
+
+def unpicklable(samples: int) -> Splits:
+    return Splits(Unpicklable(samples))
+
+
+class Parents(Drawing):
+    """Notes the command line of its loader process's parent."""
+
+    def __init__(self, samples: int, directory: str) -> None:
+        super().__init__(samples)
+        self.directory = directory
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        command = " ".join(psutil.Process(os.getppid()).cmdline())
+        Path(self.directory, f"parent-{os.getpid()}.txt").write_text(command)
+        return super().__getitem__(index)
+
+
+def parents(samples: int, directory: str) -> Splits:
+    return Splits(Parents(samples, directory))

@@ -239,3 +239,24 @@ def test_a_nan_in_a_module_of_ones_own_stops_too(launch: Launch) -> None:
             "optimizer=sgd",
             "optimizer.lr=1e-6",
         )
+
+
+DRAWN = ["model=linear", "model.network.out_features=3", "optimizer=sgd", "callbacks=unmonitored"]
+SHORT = ["trainer.max_epochs=1", "objective=train/loss", "data.num_workers=1"]
+
+
+def test_a_data_set_that_loader_processes_cannot_get_is_named(launch: Launch) -> None:
+    words = r"by pickle, which failed with .*'Unpicklable.__init__.<locals>.<lambda>'"
+    with pytest.raises(UsageError, match=words):
+        launch("data=unpicklable", *DRAWN, *SHORT, *DDP2)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_loader_processes_of_a_rank_share_one_import_of_torch(
+    launch: Launch, strategy: str
+) -> None:
+    where = [f"trainer.strategy={strategy}", "trainer.devices=2"]
+    result = launch("data=parents", *DRAWN, *SHORT, "data.num_workers=2", *where)
+    parents = [path.read_text() for path in Path(result["directory"]).glob("parent-*.txt")]
+    assert len(parents) == 4
+    assert all("forkserver" in text and "lockstep.run" in text for text in parents)

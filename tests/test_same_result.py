@@ -138,3 +138,27 @@ def test_more_processes_than_samples_in_a_batch_train_on_each_sample_once(
     torch.testing.assert_close(last_weights(spread["directory"]), weights, rtol=1e-6, atol=1e-8)
     for name, value in single["metrics"].items():
         assert spread["metrics"][name] == pytest.approx(value, rel=1e-6)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("module", ["OwnModule", "OwnManual"])
+@pytest.mark.parametrize("samples", [53, 50], ids=lambda samples: f"{samples % 12}-in-the-last")
+def test_a_module_of_ones_own_trains_to_the_weights_of_one_device(
+    launch: Launch, module: str, samples: int
+) -> None:
+    # Batches of 12: the last one has 5 samples, or 2, for up to 3 ranks.
+    overrides = [
+        "data=only_train",
+        f"data.datasets.samples={samples}",
+        "model=own",
+        f"model._target_=recording.{module}",
+        "callbacks=unmonitored",
+        "objective=null",
+        "trainer.max_epochs=2",
+    ]
+    weights = last_weights(launch(*overrides)["directory"])
+    for strategy, devices in (("ddp", 2), ("ddp", 3), ("ddp_spawn", 2)):
+        where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
+        spread = last_weights(launch(*overrides, *where)["directory"])
+        difference = (spread - weights).abs().max() / weights.abs().max()
+        assert difference < 1e-6, f"{strategy} on {devices}: {difference:.1e}"

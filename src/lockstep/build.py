@@ -13,7 +13,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.strategies import Strategy
 
 from lockstep.callbacks.bar import Bar
 from lockstep.checkpoints import AtomicCheckpoints, keep_names_plain
@@ -23,6 +23,7 @@ from lockstep.errors import UsageError
 from lockstep.placement import Placement
 from lockstep.sizes import batch_sizes, effective_batch, scaled_optimizer
 from lockstep.strategies.data_parallel import DataParallelStrategy
+from lockstep.strategies.exact_ddp import ExactDDPStrategy
 from lockstep.strategies.spawned import SpawnedEnvironment, start_method
 
 
@@ -134,7 +135,7 @@ def build_strategy(config: Config, placement: Placement) -> Strategy | str:
         options["find_unused_parameters"] = True
     if name.startswith("ddp_spawn"):
         options |= {"start_method": start_method(), "cluster_environment": SpawnedEnvironment()}
-    return DDPStrategy(timeout=timedelta(seconds=config.strategy.timeout_s), **options)
+    return ExactDDPStrategy(timeout=timedelta(seconds=config.strategy.timeout_s), **options)
 
 
 def _each(targets: dict[str, Any]) -> list[Any]:

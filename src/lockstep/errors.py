@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import traceback
+from collections.abc import Iterator
+from pathlib import Path
 
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
 
@@ -29,6 +31,14 @@ def as_usage_error(error: BaseException) -> UsageError | None:
             f"{path} cannot be written: {error.strerror}. What was written before is kept. "
             "Make room, or use hydra.run.dir=<a directory that can be written>."
         )
+    for cause in causes(error):
+        if _could_not_start_loader(cause):
+            return UsageError(
+                "data.num_workers > 0 sends the data set and its collate function to the loader "
+                f"processes by pickle, which failed with {type(cause).__name__}: {cause}. Define "
+                "that class or function at the top of a file, open files in __getitem__, or use "
+                "data.num_workers=0."
+            )
     return None
 
 
@@ -42,3 +52,20 @@ def one_line(error: BaseException) -> str:
     if "Traceback" in text:
         lines = list(dict.fromkeys([lines[0], lines[-1]]))
     return " ".join(lines)
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """``error``, and what it was raised from or while handling, back to the first one."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _could_not_start_loader(error: BaseException) -> bool:
+    """By the frames that raised it: pickle has no one exception for what it cannot do, and
+    Lightning's saving of a checkpoint on an error then fails with another one."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    places = {(*Path(code.co_filename).parts[-2:], code.co_name) for code in codes}
+    starting = any(parts[:2] == ("data", "dataloader.py") for parts in places)
+    return starting and ("multiprocessing", "reduction.py", "dump") in places

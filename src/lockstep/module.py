@@ -12,8 +12,9 @@ from torch.utils._pytree import tree_map
 from torchmetrics import Metric, MetricCollection
 from typing_extensions import override
 
-from lockstep.data.sharding import EvalShards, TrainShards
+from lockstep.data.sharding import EvalShards
 from lockstep.epoch_mean import EpochMean
+from lockstep.strategies.exact_ddp import batch_weight
 
 Batch = tuple[Tensor, ...]
 
@@ -63,10 +64,8 @@ class SupervisedModule(LightningModule):
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         _, loss, samples = self.predict_and_loss(batch)
-        weight = self._weight(batch_idx)
-        # A weight of 0 marks the one sample that a rank without a share joined the step with.
-        self.train_loss.update(loss, samples if weight else 0)
-        return loss * weight if weight != 1.0 else loss
+        self.train_loss.update(loss, samples if batch_weight(self.trainer) else 0)
+        return loss
 
     @override
     def on_train_epoch_end(self) -> None:
@@ -102,13 +101,6 @@ class SupervisedModule(LightningModule):
         if self._make_scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self._make_scheduler(optimizer)}
-
-    def _weight(self, batch_idx: int) -> float:
-        """See `TrainShards.weight`; 1 for loaders of a user's own, which know no global batch."""
-        if self.trainer.world_size == 1:
-            return 1.0
-        sampler = getattr(self.trainer.train_dataloader, "sampler", None)
-        return sampler.weight(batch_idx) if isinstance(sampler, TrainShards) else 1.0
 
     def _evaluate(
         self, batch: Batch, mean: EpochMean, metrics: MetricCollection, counts: bool

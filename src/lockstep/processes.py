@@ -169,6 +169,8 @@ def guarded(work: Work, run: Run, rank: int, notes: str) -> Result:
         (Path(notes) / f"rank{rank}.pid").write_text(str(os.getpid()))
         stop.peers_are_well = lambda: _peers_are_well(Path(notes))
         leave_with_parent(run.config.launch.grace_s)
+        if run.config.data.num_workers and multiprocessing.get_start_method() == "forkserver":
+            context()  # loader processes will start from it: torch is imported once, and meanwhile
         configure_logging(run, rank)
         return work(run)
 

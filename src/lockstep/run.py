@@ -172,7 +172,7 @@ def best_checkpoint(trainer: Trainer) -> str | None:
 
 def has_test(module: LightningModule, data: LightningDataModule) -> bool:
     if isinstance(data, DataModule):
-        return data.splits.test is not None
+        return data.splits.test is not None and is_overridden("test_step", module)
     return is_overridden("test_dataloader", data) and is_overridden("test_step", module)
 
 

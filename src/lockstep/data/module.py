@@ -72,6 +72,9 @@ class DataModule(LightningDataModule):
         self.splits, self.config, self.sizes, self.seed = splits, config, sizes, seed
         for name in ("train", "val", "test", "predict"):
             self._check(name, getattr(splits, name))
+        if splits.val is None:
+            # Lightning looks for the loader's method only, before it calls it.
+            warnings.filterwarnings("ignore", ".*a `val_dataloader` but have no `validation_step`")
         assert isinstance(splits.train, Sized)
         if sizes.global_ > len(splits.train):
             log.info(
