@@ -234,6 +234,14 @@ class OwnStep(SupervisedModule):
         return ((self(batch[0]) - batch[1]) ** 2).mean()
 
 
+class CompiledModule(SupervisedModule):
+    """A network that a user has wrapped."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.network = torch.compile(self.network, backend="eager")
+
+
 def dropping() -> nn.Module:
     return nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 1))
 

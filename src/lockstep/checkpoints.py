@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from typing_extensions import override
+
+from lockstep.errors import UsageError
 
 COMPILED = "_orig_mod."
 """What `torch.compile` puts into the names of a compiled network's parameters."""
@@ -122,3 +124,15 @@ def _own_names(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -
         plain = prefix + name.replace(COMPILED, "")
         if COMPILED in name and plain in state:
             state[prefix + name] = state.pop(plain)
+
+
+def load_weights(module: LightningModule, path: str) -> None:
+    """Load a checkpoint's weights, and nothing else of it; raises `UsageError` if they differ."""
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        module.load_state_dict(state.get("state_dict", state))
+    except RuntimeError as error:
+        raise UsageError(
+            f"init_from={path} must hold the weights of this model. {error} "
+            "Use the checkpoint's own model=..., or train from the start."
+        ) from error

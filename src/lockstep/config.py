@@ -117,6 +117,8 @@ class Config:
     """Test after training, with the best checkpoint when one is monitored."""
     predict: bool = False
     """After that, write the predictions of the test data, in its order, as ``predictions.pt``."""
+    compile: Any = False
+    """true, or a mapping of `torch.compile`'s arguments: compile the module's ``network``."""
     resume: str | None = None
     """Go on with the run in this directory, or ``latest``: from its newest checkpoint, with its
     config, in its directory; see docs/resume.md."""

@@ -7,34 +7,27 @@ spawned.
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
 import threading
-import time
-import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
-from lockstep.errors import RunFailed, UsageError, as_usage_error, one_line
-from lockstep.record import Result, Run, write_atomically
+from lockstep.failures import end_left_behind, noting_failure, raise_cause, sign_in
+from lockstep.record import Result, Run
 from lockstep.signals import (
-    STATUSES,
     STOPPING,
     ignoring_signals,
     leave_on_signals,
     leave_with_parent,
     own_group,
-    stop,
 )
 
 log = logging.getLogger(__name__)
@@ -45,7 +38,6 @@ PRELOAD = [
     "numpy",
 ]
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_", "GROUP_", "ROLE_", "LOCAL_", "TORCHELASTIC_")
-PEER_DELAY_S = 0.5
 RESTORED = [*STOPPING, *([signal.SIGQUIT] if hasattr(signal, "SIGQUIT") else [])]
 Work = Callable[[Run], Result]
 
@@ -67,20 +59,6 @@ def context() -> BaseContext:
     return multiprocessing.get_context(method())
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a rank ended, as it crosses from the rank to the launching process."""
-
-    rank: int
-    time: float
-    summary: str
-    traceback: str
-    usage: bool
-    """The summary says it all: a person can mend it without the traceback."""
-    stopped: int | None = None
-    """The signal that told this rank, and no other process, to stop."""
-
-
 def in_worker(work: Work, run: Run) -> Result:
     """``work(run)`` in one fresh process, with none of an agent's environment variables."""
     started = context()
@@ -99,7 +77,7 @@ def in_worker(work: Work, run: Run) -> Result:
             result = None
         finally:
             _stop(process, run.config.launch.grace_s)
-            _end_left_behind(Path(notes))
+            end_left_behind(Path(notes))
         if result is None:
             raise_cause(Path(notes), {0: process.exitcode or 0})
             raise AssertionError("a worker without a result has failed")
@@ -142,7 +120,7 @@ def in_ranks(work: Work, run: Run) -> Result:
                 raise KeyboardInterrupt from None
             raise SystemExit(128 + signal.SIGTERM) from None
         finally:
-            _end_left_behind(Path(notes))
+            end_left_behind(Path(notes))
         first: Result = results[0]
         return first
 
@@ -166,36 +144,12 @@ def guarded(work: Work, run: Run, rank: int, notes: str) -> Result:
     with noting_failure(run, Path(notes), rank):
         own_group()
         leave_on_signals()
-        (Path(notes) / f"rank{rank}.pid").write_text(str(os.getpid()))
-        stop.peers_are_well = lambda: _peers_are_well(Path(notes))
+        sign_in(Path(notes), rank)
         leave_with_parent(run.config.launch.grace_s)
         if run.config.data.num_workers and multiprocessing.get_start_method() == "forkserver":
             context()  # loader processes will start from it: torch is imported once, and meanwhile
         configure_logging(run, rank)
         return work(run)
-
-
-def _peers_are_well(notes: Path) -> bool:
-    """No rank of this run has failed or is gone: a signal then means this run, not a failure."""
-    return not any(notes.glob("rank*.json")) and all(map(_is_alive, _pids(notes)))
-
-
-def _pids(notes: Path) -> list[int]:
-    return [int(path.read_text() or 0) for path in notes.glob("rank*.pid")]
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _end_left_behind(notes: Path) -> None:
-    """Ranks whose fork server was killed look as if they had ended."""
-    for pid in filter(_is_alive, _pids(notes)):
-        os.kill(pid, signal.SIGKILL)
 
 
 def configure_logging(run: Run, rank: int) -> None:
@@ -211,76 +165,6 @@ def configure_logging(run: Run, rank: int) -> None:
         configure_log(hydra.hydra.job_logging, hydra.hydra.verbose)
     else:
         logging.getLogger().setLevel(logging.ERROR)
-
-
-@contextmanager
-def noting_failure(run: Run, notes: Path, rank: int) -> Iterator[None]:
-    """Write down why this rank failed, then leave with status 1."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        if stop.asked is None:
-            raise
-        if _peers_are_well(notes):
-            _note(notes, Failure(rank, time.time(), "was told to stop", "", False, stop.asked))
-        sys.exit(stop.status)
-    except BaseException as error:
-        usage = as_usage_error(error)
-        summary = one_line(usage or error)
-        text = traceback.format_exc()
-        _note(notes, Failure(rank, time.time(), summary, text, usage is not None))
-        # A rank that was killed breaks its peers' connections at once: let the agent, which looks
-        # every 0.05 s, see it before it sees them.
-        time.sleep(PEER_DELAY_S if run.placement.world_size > 1 else 0)
-        sys.exit(1)
-
-
-def _note(notes: Path, failure: Failure) -> None:
-    write_atomically(notes / f"rank{failure.rank}.json", json.dumps(asdict(failure)))
-
-
-def raise_cause(notes: Path, exit_codes: dict[int, int]) -> None:
-    """Log the failure that came first and raise it: `UsageError`, `RunFailed`, or what ends this
-    process as the signal did that a rank was sent.
-
-    A rank that was killed leaves no note, and its peers' notes only tell of a lost connection; so
-    a killed rank comes before any note. SIGTERM is what this process sends to the others.
-    """
-    failures = sorted(
-        (Failure(**json.loads(path.read_text())) for path in notes.glob("rank*.json")),
-        key=lambda failure: failure.time,
-    )
-    noted = {failure.rank for failure in failures}
-    silent = {
-        rank: code
-        for rank, code in exit_codes.items()
-        if rank not in noted and code not in (0, -signal.SIGTERM, *STATUSES)
-    }
-    if silent and set(silent.values()) == {255} and len(silent) == len(exit_codes):
-        raise RunFailed("the fork server that the run's processes came from is gone (killed?)")
-    if silent:
-        rank, code = next(iter(silent.items()))
-        message = f"rank {rank} {_describe_exit(code)}"
-        log.error(message)
-        raise RunFailed(message)
-    if not failures:
-        raise RunFailed(f"the processes ended without a result; exit statuses {exit_codes}")
-    first = failures[0]
-    if first.stopped == signal.SIGINT:
-        raise KeyboardInterrupt
-    if first.stopped is not None:
-        raise SystemExit(128 + signal.SIGTERM)
-    if first.usage:
-        raise UsageError(first.summary)
-    log.error("rank %d failed:\n%s", first.rank, first.traceback.rstrip())
-    raise RunFailed(f"rank {first.rank}: {first.summary}")
-
-
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"left with exit status {code} in the middle of the run"
-    hint = " (is the machine out of memory?)" if code == -signal.SIGKILL else ""
-    return f"was ended by {signal.Signals(-code).name}{hint}"
 
 
 def _stop(process: multiprocessing.process.BaseProcess, grace_s: float) -> None:

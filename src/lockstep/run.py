@@ -16,12 +16,14 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import OmegaConf
+from torch import nn
 
 from lockstep.build import Built, build
 from lockstep.callbacks.guards import FiniteLoss, PeerCheck, RankSeeds
 from lockstep.callbacks.resume_state import ResumeState
 from lockstep.callbacks.step_clock import StepClock
 from lockstep.callbacks.stop_together import StopTogether
+from lockstep.checkpoints import load_weights
 from lockstep.data import DataModule
 from lockstep.data.sharding import TrainShards
 from lockstep.epoch_mean import EpochMean
@@ -68,18 +70,6 @@ def build_here(run: Run) -> Built:
     return built
 
 
-def load_weights(module: LightningModule, path: str) -> None:
-    """Load a checkpoint's weights, and nothing else of it; raises `UsageError` if they differ."""
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    try:
-        module.load_state_dict(state.get("state_dict", state))
-    except RuntimeError as error:
-        raise UsageError(
-            f"init_from={path} must hold the weights of this model. {error} "
-            "Use the checkpoint's own model=..., or train from the start."
-        ) from error
-
-
 def fit_and_test(built: Built, run: Run) -> dict[str, Any]:
     """One Trainer and one process group, from the first step to the last metric.
 
@@ -88,6 +78,8 @@ def fit_and_test(built: Built, run: Run) -> dict[str, Any]:
     trainer, exit_code = built.trainer, 1
     quiet_lightning()
     set_threads(run)
+    if run.config.compile:
+        compile_network(built.module, run.config.compile)
     log_config(trainer, run)
     try:
         only_plain = None if run.checkpoint is None else True
@@ -115,6 +107,21 @@ def fit_and_test(built: Built, run: Run) -> dict[str, Any]:
         finish_wandb(exit_code)
     leave_group()
     return outcome
+
+
+def compile_network(module: LightningModule, options: Any) -> None:
+    """Compile ``module.network`` in place: its parameters keep their names.
+
+    In each process of its own: pickling a module, as ``ddp_spawn`` does, drops what was compiled.
+    """
+    network = getattr(module, "network", None)
+    if not isinstance(network, nn.Module) or not isinstance(options, bool | dict):
+        raise UsageError(
+            "compile must be true or a mapping, for a module with a `network`; got "
+            f"compile={options!r} and {type(module).__name__}.network: {type(network).__name__}. "
+            "Use compile=false, and self.<part>.compile() in the module's constructor."
+        )
+    network.compile(**({} if isinstance(options, bool) else options))
 
 
 def predict(built: Built, run: Run) -> str:

@@ -19,7 +19,8 @@ from torch.multiprocessing.spawn import ProcessException
 
 from lockstep.build import Built
 from lockstep.errors import UsageError
-from lockstep.processes import context, guarded, raise_cause
+from lockstep.failures import raise_cause
+from lockstep.processes import context, guarded
 from lockstep.record import Result, Run
 from lockstep.run import fit_and_test
 

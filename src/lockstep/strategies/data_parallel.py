@@ -66,10 +66,12 @@ class DataParallelStrategy(SingleDeviceStrategy):
         assert module is not None
         if len(self.parallel_devices) == 1:
             return
-        if "forward" in vars(module) or module._compiled_call_impl is not None:
+        compiled = [name for name, part in module.named_modules() if part._compiled_call_impl]
+        if "forward" in vars(module) or compiled:
             raise ValueError(
-                "dp copies the LightningModule, which must not be compiled itself; got a compiled "
-                f"{type(module).__name__}. Compile its network: torch.compile(self.network)."
+                "dp copies the LightningModule, and what `compile()` has made calls the original; "
+                f"got a compiled {type(module).__name__}.{', '.join(compiled)}. Use compile=false, "
+                "self.network = torch.compile(self.network), or ddp."
             )
         self._replicas = Replicas(self.parallel_devices)
 

@@ -1,0 +1,87 @@
+"""What is in a checkpoint, and who can read it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, Launch
+
+from lockstep.errors import RunFailed, UsageError
+
+pytestmark = pytest.mark.processes
+
+RUN = ["trainer.max_epochs=1", "data.datasets.train=256"]
+EAGER = "compile={backend: eager}"
+"""Compiled as far as names and calls go, without a C++ compiler."""
+DDP2 = ["trainer.strategy=ddp", "trainer.devices=2"]
+PLAIN = {f"network.layers.{layer}.{part}" for layer in (0, 2, 4) for part in ("weight", "bias")}
+
+
+def state(directory: Path) -> dict[str, torch.Tensor]:
+    path = directory / "checkpoints" / "last.ckpt"
+    found: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["state_dict"]
+    return found
+
+
+@pytest.mark.parametrize("where", [[], DDP2], ids=["auto", "ddp"])
+@pytest.mark.parametrize(
+    "how",
+    [[], [EAGER], ["model._target_=recording.CompiledModule"]],
+    ids=["not", "in place", "wrapped"],
+)
+def test_a_compiled_network_is_saved_by_its_plain_names(
+    launch: Launch, tmp_path: Path, where: list[str], how: list[str]
+) -> None:
+    launch(*RUN, *where, directory=tmp_path / "plain")
+    launch(*RUN, *where, *how, directory=tmp_path / "run")
+    assert state(tmp_path / "run").keys() == PLAIN
+    for name, weight in state(tmp_path / "plain").items():
+        assert torch.allclose(state(tmp_path / "run")[name], weight, rtol=1e-5, atol=1e-6), name
+
+
+def test_a_run_goes_on_compiled_or_not(launch: Launch, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    launch(*RUN, "scheduler=none", EAGER, directory=run)
+    for epochs, how in ((2, "compile=false"), (3, EAGER)):
+        more = f"trainer.max_epochs={epochs}"
+        assert launch(f"resume={run}", more, how, directory=run)["epochs"] == epochs
+    origin = run / "checkpoints" / "last.ckpt"
+    wrapped = ["model._target_=recording.CompiledModule", "optimizer.lr=0", f"init_from={origin}"]
+    launch(*RUN, *wrapped, directory=tmp_path / "wrapped")
+    for name, weight in state(run).items():
+        assert torch.equal(state(tmp_path / "wrapped")[name], weight)
+
+
+def test_dp_refuses_what_was_compiled_in_place(launch: Launch) -> None:
+    with pytest.raises(RunFailed, match="what `compile\\(\\)` has made calls the original"):
+        launch(*RUN, EAGER, "trainer.strategy=dp", "trainer.devices=2")
+
+
+def test_a_module_without_a_network_is_not_compiled(launch: Launch) -> None:
+    with pytest.raises(UsageError, match="compile must be true or a mapping"):
+        launch(*RUN, "compile=often")
+
+
+def test_the_lines_in_the_docs_load_a_checkpoint_in_plain_torch(
+    launch: Launch, tmp_path: Path
+) -> None:
+    launch(*RUN, directory=tmp_path)
+    text = (ROOT / "docs" / "checkpoints.md").read_text()
+    (lines,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    lines = lines.replace("outputs/2026-12-02/10-32-10-3609", str(tmp_path))
+    lines += "import sys\nassert 'lightning' not in sys.modules\n"
+    check = f"{lines}print(network(torch.ones(1, 10)).item())"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    weights = state(tmp_path)
+    hidden = torch.ones(1, 10)
+    for layer in (0, 2):
+        name = f"network.layers.{layer}"
+        hidden = (hidden @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]).relu()
+    expected = hidden @ weights["network.layers.4.weight"].T + weights["network.layers.4.bias"]
+    assert float(done.stdout) == pytest.approx(expected.item(), rel=1e-5)
