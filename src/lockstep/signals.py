@@ -33,6 +33,8 @@ class Stop:
         self.asked: int | None = None
         self.leaving = False
         self.deferred = False
+        self.answered = False
+        """The step has ended and its state is saved: only leaving is left."""
         self.peers_are_well: Callable[[], bool] = lambda: True
 
     def handle(self, signum: int, _: FrameType | None) -> None:

@@ -40,7 +40,7 @@ class KeepLastGood(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         told = isinstance(exception, KeyboardInterrupt | SystemExit)
-        if told and stop.asked is not None and stop.peers_are_well():
+        if stop.answered or (told and stop.asked is not None and stop.peers_are_well()):
             return  # StopTogether has saved, or somebody does not want to wait for it
         counts = _counts(trainer)
         half_done = counts.processed < self._updated == counts.ready

@@ -46,7 +46,7 @@ class StopTogether(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if batch_idx % trainer.accumulate_grad_batches == 0 and self._someone_was_asked():
-            stop.leaving = True  # no further signal may cut the saving short
+            stop.leaving = stop.answered = True  # no further signal may cut the saving short
             self._wait_for_all()
             if trainer.global_step and trainer.checkpoint_callbacks:
                 save_between_steps(trainer, self._path)
