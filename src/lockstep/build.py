@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -12,6 +13,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 
@@ -25,6 +27,18 @@ from lockstep.sizes import batch_sizes, effective_batch, scaled_optimizer
 from lockstep.strategies.data_parallel import DataParallelStrategy
 from lockstep.strategies.exact_ddp import ExactDDPStrategy
 from lockstep.strategies.spawned import SpawnedEnvironment, start_method
+
+AMOUNT = "It must be a whole number of batches, or a share of them from 0.0 to 1.0."
+RULES = {
+    "limit_train_batches": AMOUNT,
+    "limit_val_batches": AMOUNT,
+    "limit_test_batches": AMOUNT,
+    "limit_predict_batches": AMOUNT,
+    "overfit_batches": AMOUNT,
+    "fast_dev_run": "It must be true, false or a number of batches.",
+    "max_time": "It must be DD:HH:MM:SS, or a mapping such as {hours: 1, minutes: 30}.",
+}
+"""Where Lightning's own message does not tell what an argument may be."""
 
 
 @dataclass
@@ -118,7 +132,40 @@ def build_trainer(
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         plugins.append(AtomicCheckpoints())
     arguments["plugins"] = plugins
-    return Trainer(**arguments)
+    try:
+        return Trainer(**arguments)
+    except (MisconfigurationException, ValueError, TypeError, AttributeError) as error:
+        refused = _refused_arguments(config.trainer, error)
+        if not refused:
+            raise
+        rules = [RULES[name] for name in refused if name in RULES]
+        values = " ".join(f"trainer.{name}={getattr(config.trainer, name)}" for name in refused)
+        raise UsageError(
+            f"{values} is refused by Lightning: {' '.join([*rules, str(error)])}"
+        ) from error
+
+
+def _refused_arguments(trainer: TrainerConfig, error: Exception) -> list[str]:
+    """Those that the message names; else those that are refused on their own, too."""
+    default = TrainerConfig()
+    mine = {
+        item.name: getattr(trainer, item.name)
+        for item in fields(TrainerConfig)
+        if getattr(trainer, item.name) != getattr(default, item.name)
+    }
+    named = [name for name in mine if re.search(rf"\b{name}\b", str(error))]
+    return named or [name for name, value in mine.items() if _is_refused(name, value, error)]
+
+
+def _is_refused(name: str, value: Any, error: Exception) -> bool:
+    if name in ("accelerator", "strategy", "devices", "plugins"):
+        return False
+    alone = {"accelerator": "cpu", "devices": 1, "logger": False, "enable_checkpointing": False}
+    try:
+        Trainer(**{**alone, name: value})
+    except type(error):
+        return True
+    return False
 
 
 def build_strategy(config: Config, placement: Placement) -> Strategy | str:

@@ -117,6 +117,8 @@ class Config:
     """Test after training, with the best checkpoint when one is monitored."""
     predict: bool = False
     """After that, write the predictions of the test data, in its order, as ``predictions.pt``."""
+    compare: bool = False
+    """After training, measure what the exchange of gradients costs; for the report of a sweep."""
     compile: Any = False
     """true, or a mapping of `torch.compile`'s arguments: compile the module's ``network``."""
     resume: str | None = None

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 MAY_CHANGE = (
     "callbacks",
+    "compare",
     "compile",
     "data.eval_batch_size",
     "data.num_workers",

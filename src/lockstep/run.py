@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from lockstep.build import Built, build
+from lockstep.callbacks.exchange import ExchangeCost
 from lockstep.callbacks.guards import FiniteLoss, PeerCheck, RankSeeds
 from lockstep.callbacks.resume_state import ResumeState
 from lockstep.callbacks.step_clock import StepClock
@@ -64,6 +65,8 @@ def build_here(run: Run) -> Built:
         FiniteLoss(),
         StepClock(),
     ]
+    if run.config.compare:
+        guards.append(ExchangeCost())
     built = build(run.config, run.placement, run.directory, guards)
     if run.config.init_from is not None:
         load_weights(built.module, run.config.init_from)
@@ -146,11 +149,19 @@ def describe_training(built: Built, run: Run) -> dict[str, Any]:
         "floor": built.floor,
         **batch_sizes_used(built, run),
         **clock.measured(run.started, batch_sizes_used(built, run)["global_batch_size"]),
+        **exchange_cost(trainer),
         "peak_memory_bytes": gather(peak_memory_bytes()),
         "pids": gather(os.getpid()),
         "threads_per_process": torch.get_num_threads(),
         "versions": {"torch": torch.__version__, "lightning": version("lightning")},
     }
+
+
+def exchange_cost(trainer: Trainer) -> dict[str, Any]:
+    callbacks = callbacks_of(trainer)
+    clock = next(item for item in callbacks if isinstance(item, StepClock))
+    measuring = (item for item in callbacks if isinstance(item, ExchangeCost))
+    return next((item.measured(clock.step_s()) for item in measuring), {})
 
 
 def batch_sizes_used(built: Built, run: Run) -> dict[str, int]:

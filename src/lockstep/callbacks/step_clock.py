@@ -39,15 +39,16 @@ class StepClock(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._fit_ended = time.time()
 
-    def measured(self, run_started: float, samples_per_step: int) -> dict[str, float | None]:
-        """Seconds, and the median of ``samples_per_step`` over each step's duration.
-
-        The first tenth of the steps is left out as warming up; validation between two steps makes
-        a few long ones, which a median does not see.
-        """
+    def step_s(self) -> float | None:
+        """Seconds of a median step, without the first tenth, which warms up; validation between two
+        steps makes a few long ones, which a median does not see."""
         ends = list(self._ends)[len(self._ends) // 10 :]
         steps = [after - before for before, after in pairwise(ends)]
-        typical = median(steps) if steps else 0.0
+        return median(steps) if steps else None
+
+    def measured(self, run_started: float, samples_per_step: int) -> dict[str, float | None]:
+        """Seconds, and ``samples_per_step`` over the duration of a median step."""
+        typical = self.step_s()
         return {
             "time_to_first_step_s": self._first - run_started if self._first else None,
             "fit_s": self._fit_ended - self._fit_started,
