@@ -144,6 +144,7 @@ def register() -> None:
     """Make known to Hydra: ``schema``, for a defaults list, and what ``conf/hydra`` resolves."""
     ConfigStore.instance().store(name="schema", node=Config)
     OmegaConf.register_new_resolver("run_name", lambda: run_name(), replace=True)
+    OmegaConf.register_new_resolver("times", lambda one, other: one * other, replace=True)
     OmegaConf.register_new_resolver("run_directory", run_directory, replace=True)
 
 
