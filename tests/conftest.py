@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from lockstep.config import register
-from lockstep.record import Result, read_result
+from lockstep.results import Result, read_result
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"

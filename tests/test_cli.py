@@ -16,7 +16,7 @@ import yaml
 from conftest import ROOT, SMALL, TEST_CONF, Command, assert_no_orphans, environment
 from recording import global_batches, rows
 
-from lockstep.record import read_result
+from lockstep.results import read_result
 
 pytestmark = pytest.mark.processes
 DDP2 = ["trainer.strategy=ddp", "trainer.devices=2"]

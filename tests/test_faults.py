@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import ROOT, SMALL, TEST_CONF, assert_no_orphans, environment, processes_in
 
-from lockstep.record import read_result
+from lockstep.results import read_result
 
 pytestmark = [
     pytest.mark.processes,

@@ -12,7 +12,7 @@ from conftest import SMALL, Launch, assert_no_orphans
 from recording import rows
 
 from lockstep.errors import RunFailed, UsageError
-from lockstep.record import read_result
+from lockstep.results import read_result
 
 pytestmark = pytest.mark.processes
 DDP2 = ["trainer.strategy=ddp", "trainer.devices=2"]

@@ -13,7 +13,7 @@ import pytest
 from conftest import SMALL, Command, Launch
 
 from lockstep.loggers.csv import CsvLogger
-from lockstep.record import read_result
+from lockstep.results import read_result
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -14,7 +14,7 @@ from conftest import Launch
 from recording import global_batches, rows
 
 from lockstep.errors import RunFailed, UsageError
-from lockstep.record import Result, read_result
+from lockstep.results import Result, read_result
 from lockstep.resume import newest_checkpoint
 
 pytestmark = pytest.mark.processes

@@ -11,7 +11,7 @@ from conftest import CONF, ROOT
 
 SOURCE = ROOT / "src" / "lockstep"
 ROOMS = [
-    ["errors", "rundir", "config"],
+    ["errors", "results", "rundir", "config"],
     ["devices", "sizes", "placement", "signals", "epoch_mean", "group", "randomness"],
     ["data", "models", "strategies", "loggers", "record", "checkpoints"],
     ["module", "callbacks", "processes", "summary", "predictions", "resume", "failures"],
@@ -54,6 +54,7 @@ WITHOUT_TORCH = [
     "sizes",
     "signals",
     "record",
+    "results",
     "resume",
     "failures",
     "processes",

@@ -30,7 +30,9 @@ from lockstep.errors import RunFailed, UsageError
 from lockstep.launch import launch
 from lockstep.placement import place
 from lockstep.record import Run, record_refusal
+from lockstep.results import Result, read_result
 from lockstep.resume import newest_checkpoint, resumed_config
+from lockstep.rundir import config_digest
 from lockstep.sizes import batch_sizes, effective_batch, scaled_optimizer
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,10 @@ log = logging.getLogger(__name__)
 
 def run(composed: DictConfig) -> float | None:
     """One run, from its composed config; returns the objective, for sweepers that search."""
+    done = finished_before(composed)
+    if done is not None:
+        log.info("finished before in %s: skipped", done["directory"])
+        return objective_of(done)
     try:
         return launch(prepare(composed))
     except (UsageError, RunFailed) as error:
@@ -47,6 +53,20 @@ def run(composed: DictConfig) -> float | None:
                 log.error("error: %s", error)
             raise  # Hydra notes it for this job, and goes on with the next
         _exit(error)
+
+
+def finished_before(composed: DictConfig) -> Result | None:
+    """The result of this job of a sweep that goes on, when there is nothing left to do."""
+    if composed.sweep.resume is None or HydraConfig.get().mode != RunMode.MULTIRUN:
+        return None
+    # The directory was chosen by the job's config and code: `lockstep.rundir.job_directory`.
+    result = read_result(Path(HydraConfig.get().runtime.output_dir) / "result.json")
+    return result if result["status"] == "finished" else None
+
+
+def objective_of(result: Result) -> float | None:
+    value = result["metrics"].get(result["objective"])
+    return None if value is None else float(value)
 
 
 def prepare(composed: DictConfig) -> Run:
@@ -80,12 +100,18 @@ def prepare(composed: DictConfig) -> Run:
         _overrides(),
         _plain_hydra(hydra),
         resumed=resumed,
+        config_digest=config_digest(composed),
         checkpoint=checkpoint,
     )
 
 
 def _config_of(composed: DictConfig, mode: RunMode | None, directory: Path) -> tuple[Config, bool]:
     """The config to run, and whether it is that of a run to go on with."""
+    goes_on = composed.sweep.resume is not None
+    if goes_on and mode != RunMode.MULTIRUN:
+        raise UsageError("sweep.resume goes on with a sweep: add -m and the sweep's overrides.")
+    if goes_on and (directory / ".hydra" / "config.yaml").exists():
+        return resumed_config(composed, _overrides(), directory), True
     if composed.resume is None:
         config = as_config(composed)
         if config.init_from is not None and not Path(config.init_from).is_file():
@@ -108,9 +134,10 @@ def _plain_hydra(hydra: Any) -> dict[str, Any]:
     """Hydra's own config without interpolations, which mean nothing in another process."""
     unresolved = OmegaConf.to_container(hydra, resolve=False)
     assert isinstance(unresolved, dict)
-    unresolved["run"]["dir"] = hydra.runtime.output_dir  # it is resolved against the job's config
-    if hydra.mode == RunMode.RUN:
-        unresolved["sweep"]["subdir"] = "0"  # it names the job's number, which a single run lacks
+    # These are resolved against the job's config, which is not there in another process.
+    directory = Path(hydra.runtime.output_dir)
+    unresolved["run"]["dir"] = str(directory)
+    unresolved["sweep"] |= {"dir": str(directory.parent), "subdir": directory.name}
     resolved = OmegaConf.to_container(OmegaConf.create({"hydra": unresolved}), resolve=True)
     assert isinstance(resolved, dict)
     return dict(resolved["hydra"])

@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from lockstep.rundir import run_directory, run_name
+from lockstep.rundir import job_directory, run_directory, run_name, sweep_directory
 
 Target = dict[str, Any]
 """A mapping with ``_target_``: the dotted name of what to call, and its keyword arguments."""
@@ -108,6 +108,13 @@ class LaunchConfig:
 
 
 @dataclass
+class SweepConfig:
+    resume: str | None = None
+    """Go on with the sweep in this directory, or ``latest``: finished jobs are skipped, half-done
+    ones go on, the others run."""
+
+
+@dataclass
 class Config:
     seed: int | None = 0
     """Weights, data order and augmentation follow from it; None: drawn, shown and stored."""
@@ -133,6 +140,7 @@ class Config:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     callbacks: dict[str, Any] = field(default_factory=dict)
     """Name -> mapping with ``_target_``; a null entry is left out."""
     logger: dict[str, Any] = field(default_factory=dict)
@@ -146,6 +154,8 @@ def register() -> None:
     OmegaConf.register_new_resolver("run_name", lambda: run_name(), replace=True)
     OmegaConf.register_new_resolver("times", lambda one, other: one * other, replace=True)
     OmegaConf.register_new_resolver("run_directory", run_directory, replace=True)
+    OmegaConf.register_new_resolver("sweep_directory", sweep_directory, replace=True)
+    OmegaConf.register_new_resolver("job_directory", job_directory, replace=True)
 
 
 def as_config(composed: DictConfig) -> Config:
@@ -165,6 +175,7 @@ __all__ = [
     "DataConfig",
     "LaunchConfig",
     "StrategyConfig",
+    "SweepConfig",
     "Target",
     "TrainerConfig",
     "as_config",

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lockstep.errors import RunFailed, UsageError, as_usage_error, one_line
-from lockstep.record import Run, write_atomically
+from lockstep.record import Run
+from lockstep.results import write_atomically
 from lockstep.signals import STATUSES, stop
 
 log = logging.getLogger(__name__)

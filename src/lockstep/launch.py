@@ -14,7 +14,8 @@ from dataclasses import replace
 from lockstep.errors import RunFailed, UsageError, as_usage_error, one_line
 from lockstep.placement import STRATEGIES
 from lockstep.processes import context, in_ranks, in_worker, unchanged_process
-from lockstep.record import Result, Run, claimed, write_result
+from lockstep.record import Run, claimed, write_result
+from lockstep.results import Result
 from lockstep.resume import newest_checkpoint
 from lockstep.signals import leave_on_signals
 from lockstep.summary import closing_block, opening_line

@@ -21,7 +21,8 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 
 from lockstep.failures import end_left_behind, noting_failure, raise_cause, sign_in
-from lockstep.record import Result, Run
+from lockstep.record import Run
+from lockstep.results import Result
 from lockstep.signals import (
     STOPPING,
     ignoring_signals,

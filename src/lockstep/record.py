@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -19,9 +18,8 @@ from omegaconf import OmegaConf
 from lockstep.config import Config
 from lockstep.errors import UsageError
 from lockstep.placement import Placement
+from lockstep.results import Result, code_version, git_commit, read_result, write_atomically
 from lockstep.sizes import batch_sizes, effective_batch, scaled_optimizer
-
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,8 @@ class Run:
     """Seconds since the epoch."""
     resumed: bool = False
     """The directory holds this run already; it goes on."""
+    config_digest: str = ""
+    """Tells the job of a sweep from its other jobs."""
     checkpoint: Path | None = None
     """Where training goes on from; None: from the start."""
 
@@ -131,6 +131,8 @@ def write_result(run: Run, outcome: Result) -> Result:
         "directory": str(run.directory),
         "resumed_from": str(run.checkpoint) if run.checkpoint else None,
         "git_commit": git_commit(),
+        "code": code_version(),
+        "config_digest": run.config_digest,
         "wall_time_s": time.time() - run.started,
         **outcome,
     }
@@ -144,37 +146,3 @@ def record_refusal(directory: Path, overrides: list[str], error: str) -> None:
     if not path.exists():
         refusal = {"status": "failed", "error": error, "overrides": overrides}
         write_atomically(path, json.dumps(refusal, indent=2) + "\n")
-
-
-def read_result(path: Path) -> Result:
-    """A ``result.json``; an unreadable one is a result whose status says so."""
-    try:
-        result: Result = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        return {"status": "unreadable", "error": str(error)}
-    return result
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside the file, then rename: a reader sees the old text or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def git_commit() -> str | None:
-    """The commit of the working directory, ``-dirty`` when files differ; None outside of git."""
-    try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return described.stdout.strip() or None

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lockstep.config import Config, as_config
 from lockstep.errors import UsageError
-from lockstep.record import read_result
+from lockstep.results import read_result
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ MAY_CHANGE = (
     "predict",
     "resume",
     "strategy",
+    "sweep",
     "test",
     "trainer.accelerator",
     "trainer.benchmark",
@@ -119,7 +120,7 @@ def _keys(overrides: Iterable[str]) -> set[str]:
     keys = {item.partition("=")[0].lstrip("+~").partition("@")[0] for item in overrides}
     if "strategy" in keys:
         keys.add("trainer.strategy")
-    return {key.replace("/", ".") for key in keys - {"resume"}}
+    return {key.replace("/", ".") for key in keys - {"resume", "sweep.resume"}}
 
 
 def _length(config: Config) -> tuple[Any, ...]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import os
 import secrets
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from omegaconf import DictConfig, OmegaConf
+
 from lockstep.errors import UsageError
+from lockstep.results import code_version, read_result
 
 
 def run_directory(root: str, resume: str | None) -> str:
@@ -19,12 +24,57 @@ def run_directory(root: str, resume: str | None) -> str:
         return f"{root}/{run_name()}"
     if resume != "latest":
         return resume
-    runs = sorted(Path(root).glob("*/*/result.json"), key=lambda path: path.stat().st_mtime_ns)
-    if not runs:
+    return str(_newest(root, "*/*/result.json", "resume"))
+
+
+def sweep_directory(root: str, resume: str | None) -> str:
+    """The same for a sweep, whose jobs have directories below it."""
+    if resume is None:
+        return f"{root}/{run_name()}"
+    if resume == "latest":
+        return str(_newest(root, "*/*/*/result.json", "sweep.resume").parent)
+    if not Path(resume).is_dir():
+        raise UsageError(f"sweep.resume must name a sweep's directory; there is no {resume}.")
+    return resume
+
+
+def job_directory(*, _root_: DictConfig) -> str:
+    """The number of a sweep's job; of one that a sweep which goes on has begun, its directory.
+
+    Jobs are known by their config: numbers change when a grid does. One that finished with other
+    code is run again, in a directory of its own.
+    """
+    number = str(_root_.hydra.job.num)
+    if _root_.sweep.resume is None:
+        return number
+    results = {
+        path.parent.name: read_result(path)
+        for path in Path(_root_.hydra.sweep.dir).glob("*/result.json")
+    }
+    digest = config_digest(_root_)
+    for name, result in results.items():
+        other_code = result.get("status") == "finished" and result.get("code") != code_version()
+        if result.get("config_digest") == digest and not other_code:
+            return name
+    taken = [int(name) for name in results if name.isdigit()]
+    return number if number not in results else str(max(taken) + 1)
+
+
+def config_digest(config: DictConfig) -> str:
+    """Equal for jobs of one config, whatever their directories and numbers."""
+    plain = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(plain, dict)
+    kept = {key: value for key, value in plain.items() if key not in ("hydra", "sweep")}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _newest(root: str, pattern: str, key: str) -> Path:
+    results = sorted(Path(root).glob(pattern), key=lambda path: path.stat().st_mtime_ns)
+    if not results:
         raise UsageError(
-            f"resume=latest needs a run in {root}/, and there is none. Use resume=<its directory>."
+            f"{key}=latest needs a directory in {root}/, and there is none. Use {key}=<directory>."
         )
-    return str(runs[-1].parent)
+    return results[-1].parent
 
 
 def run_name(environ: Mapping[str, str] = os.environ) -> str:

@@ -21,7 +21,8 @@ from lockstep.build import Built
 from lockstep.errors import UsageError
 from lockstep.failures import raise_cause
 from lockstep.processes import context, guarded
-from lockstep.record import Result, Run
+from lockstep.record import Run
+from lockstep.results import Result
 from lockstep.run import fit_and_test
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from lockstep.placement import Placement
-from lockstep.record import Result, Run
+from lockstep.record import Run
+from lockstep.results import Result
 from lockstep.sizes import batch_sizes, effective_batch, scaled_optimizer
 
 

@@ -13,7 +13,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from typing_extensions import override
 
-from lockstep.record import Result, read_result
+from lockstep.results import Result, read_result
 
 
 class RememberSweep(Callback):

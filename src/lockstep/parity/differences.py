@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lockstep.record import read_result
+from lockstep.results import read_result
 
 Tensors = dict[str, Tensor]
 

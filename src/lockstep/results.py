@@ -1,0 +1,58 @@
+"""Files that a run leaves, and the code that it ran with."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+Result = dict[str, Any]
+
+
+def read_result(path: Path) -> Result:
+    """A ``result.json``; an unreadable one is a result whose status says so."""
+    try:
+        result: Result = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        return {"status": "unreadable", "error": str(error)}
+    return result
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside the file, then rename: a reader sees the old text or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@functools.cache
+def git_commit() -> str | None:
+    """The commit of the working directory, ``-dirty`` when files differ; None outside of git."""
+    return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+@functools.cache
+def code_version() -> str | None:
+    """The commit, with a digest of what differs from it in tracked files; None outside of git."""
+    commit = git_commit()
+    if commit is None or not commit.endswith("-dirty"):
+        return commit
+    difference = _git("diff", "HEAD") or ""
+    return f"{commit}-{hashlib.sha256(difference.encode()).hexdigest()[:16]}"
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
