@@ -246,6 +246,11 @@ def dropping() -> nn.Module:
     return nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 1))
 
 
+def without_validation(train: int, val: int, test: int) -> Splits:
+    splits = indexed(train, val, test)
+    return Splits(splits.train, test=splits.test)
+
+
 def only_train(samples: int) -> Splits:
     return Splits(indexed(samples, 1, 1).train)
 

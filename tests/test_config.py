@@ -160,12 +160,22 @@ def test_a_stale_distributed_environment_is_refused_by_name(tmp_path: Path) -> N
     assert "unset LOCAL_RANK WORLD_SIZE" in text
 
 
-@pytest.mark.parametrize("directory", ["/dev/null/run", "file/run"])
+@pytest.mark.parametrize(
+    "directory",
+    [
+        "/dev/null/run",
+        "file/run",
+        pytest.param(
+            "/sys/kernel/run",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="root may write elsewhere"),
+        ),
+    ],
+)
 def test_a_run_directory_that_cannot_be_made_is_named(directory: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     status, text, torch_imported = answer(f"hydra.run.dir={directory}", cwd=tmp_path)
     assert (status, torch_imported) == (1, False)
-    assert f"error: {directory} cannot be written: Not a directory" in text
+    assert f"error: {directory} cannot be written: " in text
 
 
 def test_a_directory_with_a_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

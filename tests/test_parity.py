@@ -110,10 +110,6 @@ DEPENDENT = {
         [*TEACHER, "+model.loss.reduction=sum", "optimizer.lr=1e-3"],
         "the loss is a sum, DDP averages over ranks: use a mean (loss)",
     ),
-    "own_step": (
-        ["data.datasets.train=63", "model=own_step"],
-        "a last batch that does not divide: data.drop_last=true (OwnStep)",
-    ),
     "augmentation": (
         ["data=noisy", "callbacks=unmonitored"],
         "augmentation: other draws on each rank (the data set)",

@@ -345,3 +345,31 @@ def test_a_result_of_a_resumed_run_is_whole(launch: Launch, tmp_path: Path) -> N
     result: Result = launch(f"resume={run}", directory=run)
     assert result["samples_seen"] == {"train": 67, "val": 33, "test": 33}
     assert result["epochs"] == 3
+
+
+@pytest.mark.parametrize("validates", [True, False], ids=["validated", "not"])
+@pytest.mark.parametrize("batch", [1, 3], ids=["after-an-epoch", "in-an-epoch"])
+def test_a_killed_rank_goes_on_from_a_checkpoint_in_an_epoch(
+    launch: Launch, tmp_path: Path, batch: int, validates: bool
+) -> None:
+    """Rank 0, which could save what it had, is gone; but every second step is saved."""
+    often = ["callbacks.checkpoint.every_n_train_steps=2", "callbacks.checkpoint.monitor=null"]
+    validation = [] if validates else ["trainer.limit_val_batches=0"]
+    run = [*RUN, *often, *validation, *WHERE["ddp-2"], "launch.max_restarts=1"]
+    launch(*run, directory=tmp_path / "reference")
+    result = launch(*run, break_at(1, batch, "SIGKILL", rank=0), directory=tmp_path / "run")
+    assert Path(result["resumed_from"]).name.startswith(("last", "epoch"))
+    expected, actual = weights(tmp_path / "reference"), weights(tmp_path / "run")
+    for name, weight in expected.items():
+        assert torch.allclose(actual[name], weight, atol=1e-6), name
+    assert history(tmp_path / "run") == history(tmp_path / "reference")
+
+
+def test_wandb_goes_on_with_the_same_run(launch: Launch, tmp_path: Path) -> None:
+    run = tmp_path / "date" / "time-id"
+    with pytest.raises(SystemExit):
+        launch(*RUN, "logger=wandb", break_at(1, 2, "SIGTERM"), directory=run, sweep=True)
+    launch(f"resume={run}", directory=run)
+    folders = sorted(path.name for path in run.glob("wandb/offline-run-*"))
+    assert len(folders) == 2
+    assert {name.partition("-date-")[2] for name in folders} == {"time-id"}

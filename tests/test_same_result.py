@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, Launch
+from conftest import SMALL, Command, Launch
 from recording import global_batches, rows
 
 PLACES = [
@@ -162,3 +162,13 @@ def test_a_module_of_ones_own_trains_to_the_weights_of_one_device(
         spread = last_weights(launch(*overrides, *where)["directory"])
         difference = (spread - weights).abs().max() / weights.abs().max()
         assert difference < 1e-6, f"{strategy} on {devices}: {difference:.1e}"
+
+
+@pytest.mark.parametrize(("reduction", "told"), [("sum", 1), ("mean", 0)])
+def test_a_sum_as_loss_is_told_when_there_are_several_processes(
+    train: Command, reduction: str, told: int
+) -> None:
+    where = ["trainer.strategy=ddp", "trainer.devices=2", "optimizer.lr=1e-9"]
+    done = train(*SMALL, *where, f"+model.loss.reduction={reduction}")
+    assert done.returncode == 0
+    assert done.stderr.count("The loss must be a mean over the samples") == told

@@ -39,7 +39,9 @@ def test_finished_jobs_are_skipped_and_the_others_done(train: Command, tmp_path:
     assert f"finished before in {sweep / '0'}: skipped" in again.stdout
     assert after["1"]["resumed_from"] == str(sweep / "1" / "checkpoints" / "interrupted.ckpt")
     assert [result["status"] for result in after.values()] == ["finished"] * 4
-    breaks = [item for result in after.values() for item in result["overrides"] if "break" in item]
+    breaks = [
+        item for result in after.values() for item in result["overrides"] if "break.batch" in item
+    ]
     assert sorted(item.rpartition("=")[2] for item in breaks) == ["3", "97", "98", "99"]
     batches = [global_batches(sweep / name) for name in after]
     assert all(each == batches[0] for each in batches), "no sample twice, none left out"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import re
+import logging
 import sys
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.fabric.plugins import CheckpointIO
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 
@@ -23,22 +21,13 @@ from lockstep.config import Config, Target, TrainerConfig
 from lockstep.data import DataModule, Splits
 from lockstep.errors import UsageError
 from lockstep.placement import Placement
-from lockstep.sizes import batch_sizes, effective_batch, scaled_optimizer
+from lockstep.record import Run
+from lockstep.refusals import refusals_named
 from lockstep.strategies.data_parallel import DataParallelStrategy
 from lockstep.strategies.exact_ddp import ExactDDPStrategy
 from lockstep.strategies.spawned import SpawnedEnvironment, start_method
 
-AMOUNT = "It must be a whole number of batches, or a share of them from 0.0 to 1.0."
-RULES = {
-    "limit_train_batches": AMOUNT,
-    "limit_val_batches": AMOUNT,
-    "limit_test_batches": AMOUNT,
-    "limit_predict_batches": AMOUNT,
-    "overfit_batches": AMOUNT,
-    "fast_dev_run": "It must be true, false or a number of batches.",
-    "max_time": "It must be DD:HH:MM:SS, or a mapping such as {hours: 1, minutes: 30}.",
-}
-"""Where Lightning's own message does not tell what an argument may be."""
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -52,14 +41,31 @@ class Built:
     """The lowest possible test loss, where the data set knows it."""
 
 
-def build(
-    config: Config, placement: Placement, directory: Path, callbacks: list[Callback]
-) -> Built:
+def build(run: Run, callbacks: list[Callback]) -> Built:
     """Build the objects of one run. ``callbacks`` come before those of the config."""
-    data, floor = build_data(config, placement)
-    module = build_module(config)
-    trainer = build_trainer(config, placement, directory, callbacks)
+    data, floor = build_data(run)
+    module = build_module(run)
+    trainer = build_trainer(run, callbacks)
+    refuse_missing_monitor(run.config, data)
     return Built(trainer, module, data, floor)
+
+
+def refuse_missing_monitor(config: Config, data: LightningDataModule) -> None:
+    """Without validation data there is nothing for a callback to watch."""
+    if (
+        not isinstance(data, DataModule)
+        or data.splits.val is not None
+        or config.trainer.fast_dev_run
+    ):
+        return
+    for name, target in config.callbacks.items():
+        monitor = (target or {}).get("monitor") or ""
+        if monitor.startswith("val/"):
+            raise UsageError(
+                f"callbacks.{name} monitors {monitor}, and the data has no validation split. Use "
+                f"callbacks=unmonitored, or callbacks.{name}.monitor=null; or return one in "
+                "Splits(...)."
+            )
 
 
 def make(target: Target, **extra: Any) -> Any:
@@ -76,26 +82,27 @@ def make(target: Target, **extra: Any) -> Any:
         raise
 
 
-def build_data(config: Config, placement: Placement) -> tuple[LightningDataModule, float | None]:
+def build_data(run: Run) -> tuple[LightningDataModule, float | None]:
+    config = run.config
     made = make(config.data.datasets)
     if isinstance(made, LightningDataModule):
+        log.info("%s makes its own batches: the sizes above are not used", type(made).__name__)
         return made, None
     if not isinstance(made, Splits):
         raise UsageError(
             "data.datasets must yield lockstep.data.Splits or a LightningDataModule; "
             f"{config.data.datasets.get('_target_')} returned {type(made).__name__}."
         )
-    sizes = batch_sizes(config.data, placement.world_size)
     assert config.seed is not None
-    return DataModule(made, config.data, sizes, config.seed), made.floor
+    return DataModule(made, config.data, run.sizes, config.seed), made.floor
 
 
-def build_module(config: Config) -> LightningModule:
+def build_module(run: Run) -> LightningModule:
     """A module gets ``optimizer`` and ``scheduler`` when its constructor takes them."""
+    config = run.config
     factory = make({**config.model, "_partial_": True})
-    optimizer = scaled_optimizer(config.optimizer, effective_batch(config))
     offered = {
-        "optimizer": make(optimizer) if optimizer else None,
+        "optimizer": make(run.optimizer) if run.optimizer else None,
         "scheduler": make(config.scheduler) if config.scheduler else None,
     }
     taken = inspect.signature(factory.func).parameters
@@ -106,13 +113,14 @@ def build_module(config: Config) -> LightningModule:
             "model._target_ must be a LightningModule, such as lockstep.module.SupervisedModule "
             f"around your network; {config.model.get('_target_')} is a {type(module).__name__}."
         )
+    if run.optimizer and not takes_all and "optimizer" not in taken:
+        log.info("%s makes its own optimizer: optimizer.* is not used", type(module).__name__)
     keep_names_plain(module)
     return module
 
 
-def build_trainer(
-    config: Config, placement: Placement, directory: Path, callbacks: list[Callback]
-) -> Trainer:
+def build_trainer(run: Run, callbacks: list[Callback]) -> Trainer:
+    config, placement = run.config, run.placement
     arguments = {item.name: getattr(config.trainer, item.name) for item in fields(TrainerConfig)}
     arguments |= {
         "accelerator": placement.accelerator,
@@ -120,7 +128,7 @@ def build_trainer(
         "strategy": build_strategy(config, placement),
         "callbacks": [*callbacks, *_each(config.callbacks)],
         "logger": _each(config.logger) or False,
-        "default_root_dir": config.trainer.default_root_dir or directory,
+        "default_root_dir": config.trainer.default_root_dir or run.directory,
     }
     shown = config.trainer.enable_progress_bar
     if sys.stdout.isatty() if shown is None else shown:
@@ -132,40 +140,8 @@ def build_trainer(
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         plugins.append(AtomicCheckpoints())
     arguments["plugins"] = plugins
-    try:
+    with refusals_named(config.trainer):
         return Trainer(**arguments)
-    except (MisconfigurationException, ValueError, TypeError, AttributeError) as error:
-        refused = _refused_arguments(config.trainer, error)
-        if not refused:
-            raise
-        rules = [RULES[name] for name in refused if name in RULES]
-        values = " ".join(f"trainer.{name}={getattr(config.trainer, name)}" for name in refused)
-        raise UsageError(
-            f"{values} is refused by Lightning: {' '.join([*rules, str(error)])}"
-        ) from error
-
-
-def _refused_arguments(trainer: TrainerConfig, error: Exception) -> list[str]:
-    """Those that the message names; else those that are refused on their own, too."""
-    default = TrainerConfig()
-    mine = {
-        item.name: getattr(trainer, item.name)
-        for item in fields(TrainerConfig)
-        if getattr(trainer, item.name) != getattr(default, item.name)
-    }
-    named = [name for name in mine if re.search(rf"\b{name}\b", str(error))]
-    return named or [name for name, value in mine.items() if _is_refused(name, value, error)]
-
-
-def _is_refused(name: str, value: Any, error: Exception) -> bool:
-    if name in ("accelerator", "strategy", "devices", "plugins"):
-        return False
-    alone = {"accelerator": "cpu", "devices": 1, "logger": False, "enable_checkpointing": False}
-    try:
-        Trainer(**{**alone, name: value})
-    except type(error):
-        return True
-    return False
 
 
 def build_strategy(config: Config, placement: Placement) -> Strategy | str:

@@ -104,6 +104,27 @@ def rewind(loop: dict[str, Any], batches: int) -> None:
         counts["completed"] = counts["processed"] - 1
 
 
+def end_epoch_when_resumed(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """A checkpoint of an epoch's last batch, saved before the epoch's validation: do that first.
+
+    Lightning takes such an epoch for done, and would leave out its validation and its metrics.
+    """
+    epoch_loop: Any = trainer.fit_loop.epoch_loop
+    counts = epoch_loop.batch_progress.current
+    if not trainer.training or not trainer.is_last_batch or counts.completed == counts.processed:
+        return
+    loop = checkpoint["loops"]["fit_loop"]
+    progress = loop["epoch_loop.batch_progress"]
+    for count in (progress["total"], progress["current"]):
+        count["completed"] = count["processed"]
+    if epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
+        begun = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
+        loop["epoch_loop.val_loop.batch_progress"]["total"] = begun
+        loop["epoch_loop.val_loop.batch_progress"]["current"] = dict.fromkeys(begun, 0)
+    else:
+        loop["epoch_loop.state_dict"]["_batches_that_stepped"] += 1  # Lightning adds none
+
+
 def keep_names_plain(module: nn.Module) -> None:
     """Save a compiled network's weights by the names that it has uncompiled, and load either.
 

@@ -30,10 +30,10 @@ from lockstep.errors import RunFailed, UsageError
 from lockstep.launch import launch
 from lockstep.placement import place
 from lockstep.record import Run, record_refusal
-from lockstep.results import Result, read_result
+from lockstep.results import Result, objective_key, read_result
 from lockstep.resume import newest_checkpoint, resumed_config
 from lockstep.rundir import config_digest
-from lockstep.sizes import batch_sizes, effective_batch, scaled_optimizer
+from lockstep.sizes import batch_sizes, scaled_optimizer
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,8 @@ def run(composed: DictConfig) -> float | None:
     done = finished_before(composed)
     if done is not None:
         log.info("finished before in %s: skipped", done["directory"])
-        return objective_of(done)
+        key = objective_key(done["objective"], done["metrics"])
+        return None if key is None else float(done["metrics"][key])
     try:
         return launch(prepare(composed))
     except (UsageError, RunFailed) as error:
@@ -62,11 +63,6 @@ def finished_before(composed: DictConfig) -> Result | None:
     # The directory was chosen by the job's config and code: `lockstep.rundir.job_directory`.
     result = read_result(Path(HydraConfig.get().runtime.output_dir) / "result.json")
     return result if result["status"] == "finished" else None
-
-
-def objective_of(result: Result) -> float | None:
-    value = result["metrics"].get(result["objective"])
-    return None if value is None else float(value)
 
 
 def prepare(composed: DictConfig) -> Run:
@@ -89,13 +85,15 @@ def prepare(composed: DictConfig) -> Run:
     if config.launch.max_restarts < 0:
         restarts = config.launch.max_restarts
         raise UsageError(f"launch.max_restarts must be 0 or greater; got {restarts}.")
-    scaled_optimizer(config.optimizer, effective_batch(config))
     placement = place(config, hydra.mode == RunMode.MULTIRUN)
-    batch_sizes(config.data, placement.world_size)
+    micro_steps = config.trainer.accumulate_grad_batches
+    sizes = batch_sizes(config.data, placement.world_size, micro_steps)
     checkpoint = newest_checkpoint(directory) if resumed else None
     return Run(
         config,
         placement,
+        sizes,
+        scaled_optimizer(config.optimizer, sizes.effective),
         directory,
         _overrides(),
         _plain_hydra(hydra),

@@ -110,7 +110,10 @@ def _check_ids(ids: list[Any], accelerator: str, environ: Mapping[str, str]) -> 
 def _what_there_is(accelerator: str, environ: Mapping[str, str]) -> str:
     count = available(accelerator, environ)
     if accelerator == "cpu":
-        return f"This machine has {count} CPU cores; use trainer.devices=1 up to {count}."
+        return (
+            "Any number of CPU devices works, such as trainer.devices=2; they share this "
+            f"machine's {count} cores."
+        )
     if count == 0:
         return "This machine has no GPU that can be used; use trainer.accelerator=cpu."
     return f"This machine has {count} of accelerator={accelerator} (ids 0 to {count - 1})."

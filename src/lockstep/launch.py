@@ -15,7 +15,7 @@ from lockstep.errors import RunFailed, UsageError, as_usage_error, one_line
 from lockstep.placement import STRATEGIES
 from lockstep.processes import context, in_ranks, in_worker, unchanged_process
 from lockstep.record import Run, claimed, write_result
-from lockstep.results import Result
+from lockstep.results import Result, objective_key
 from lockstep.resume import newest_checkpoint
 from lockstep.signals import leave_on_signals
 from lockstep.summary import closing_block, opening_line
@@ -56,15 +56,19 @@ def _recorded(run: Run) -> float | None:
 
 def _compute(run: Run) -> Result:
     """The run's result, after as many restarts as it may have."""
-    for restart in range(1, run.config.launch.max_restarts + 1):
+    allowed = run.config.launch.max_restarts
+    for restart in range(allowed + 1):
         try:
-            return _once(run)
+            result = _once(run)
+            break
         except RunFailed as error:
+            if restart == allowed:
+                raise
             run = replace(run, checkpoint=newest_checkpoint(run.directory), resumed=True)
-            allowed = run.config.launch.max_restarts
             origin = run.checkpoint or "the beginning: there is no checkpoint"
-            log.warning("%s; restart %d of %d from %s", error, restart, allowed, origin)
-    return _once(run)
+            log.warning("%s; restart %d of %d from %s", error, restart + 1, allowed, origin)
+    resumed_from = str(run.checkpoint) if run.checkpoint else None
+    return {**result, "restarts": restart, "resumed_from": resumed_from}
 
 
 def _once(run: Run) -> Result:
@@ -93,17 +97,18 @@ def work(run: Run) -> Result:
 
 
 def _objective(run: Run, outcome: Result) -> float | None:
-    name = run.config.objective
-    if name is None:
-        return None
-    metrics = outcome["metrics"]
-    if name not in metrics:
+    name, metrics = run.config.objective, outcome["metrics"]
+    try:
+        key = objective_key(name, metrics)
+    except KeyError:
         raise UnknownObjective(
             f"objective must name a metric of the run; got {name!r}. "
             f"There are: {', '.join(metrics) or 'none'}. objective=null returns nothing.",
             outcome,
-        )
-    return float(metrics[name])
+        ) from None
+    if key != name and run.placement.rank == 0:
+        log.info("nothing was tested: the objective is %s instead of %s", key, name)
+    return None if key is None else float(metrics[key])
 
 
 class UnknownObjective(UsageError):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
@@ -48,6 +50,7 @@ class SupervisedModule(LightningModule):
         self.train_loss, self.val_loss, self.test_loss = EpochMean(), EpochMean(), EpochMean()
         self.val_metrics = collection.clone(prefix="val/")
         self.test_metrics = collection.clone(prefix="test/")
+        self._unchecked = False
         self.tables: dict[str, list[Any]] = {}
         """The last value of each metric that is more than one number."""
 
@@ -62,8 +65,15 @@ class SupervisedModule(LightningModule):
         return prediction, self.loss(prediction, target), len(target)
 
     @override
+    def on_train_start(self) -> None:
+        self._unchecked = self.trainer.world_size > 1
+
+    @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        _, loss, samples = self.predict_and_loss(batch)
+        prediction, loss, samples = self.predict_and_loss(batch)
+        if self._unchecked:
+            self._unchecked = False
+            self._check_mean(prediction, batch[-1], loss)
         self.train_loss.update(loss, samples if batch_weight(self.trainer) else 0)
         return loss
 
@@ -101,6 +111,19 @@ class SupervisedModule(LightningModule):
         if self._make_scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self._make_scheduler(optimizer)}
+
+    @torch.no_grad()
+    def _check_mean(self, prediction: Any, target: Tensor, loss: Tensor) -> None:
+        """A mean stays what it is when each sample comes twice; a sum doubles."""
+        if not isinstance(prediction, Tensor):
+            return
+        twice = self.loss(prediction.repeat_interleave(2, 0), target.repeat_interleave(2, 0))
+        if not torch.allclose(twice, loss, rtol=1e-3):
+            rank_zero_warn(
+                "The loss must be a mean over the samples, so that gradients do not depend on the "
+                f"number of processes; with each sample twice it goes from {loss.item():.4g} to "
+                f"{twice.item():.4g}. Use reduction='mean', or divide by the number of samples."
+            )
 
     def _evaluate(
         self, batch: Batch, mean: EpochMean, metrics: MetricCollection, counts: bool

@@ -15,11 +15,11 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from lockstep.config import Config
+from lockstep.config import Config, Target
 from lockstep.errors import UsageError
 from lockstep.placement import Placement
 from lockstep.results import Result, code_version, git_commit, read_result, write_atomically
-from lockstep.sizes import batch_sizes, effective_batch, scaled_optimizer
+from lockstep.sizes import BatchSizes
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,9 @@ class Run:
 
     config: Config
     placement: Placement
+    sizes: BatchSizes
+    optimizer: Target
+    """That of the config with its rate scaled, if the config asks for it."""
     directory: Path
     overrides: list[str]
     hydra: dict[str, Any]
@@ -110,7 +113,7 @@ def _portable(value: Any, directory: Path) -> Any:
 def write_result(run: Run, outcome: Result) -> Result:
     """Write ``result.json``: what was asked for, then ``outcome``; returns both together."""
     config, placement = run.config, run.placement
-    sizes = batch_sizes(config.data, placement.world_size)
+    sizes = run.sizes
     result = {
         "status": "unknown",
         "error": None,
@@ -122,8 +125,8 @@ def write_result(run: Run, outcome: Result) -> Result:
         "global_batch_size": sizes.global_,
         "per_process_batch_size": sizes.per_process,
         "accumulate_grad_batches": config.trainer.accumulate_grad_batches,
-        "effective_batch_size": effective_batch(config),
-        "learning_rate": scaled_optimizer(config.optimizer, effective_batch(config)).get("lr"),
+        "effective_batch_size": sizes.effective,
+        "learning_rate": run.optimizer.get("lr"),
         "seed": config.seed,
         "overrides": run.overrides,
         "objective": config.objective,

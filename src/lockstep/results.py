@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,27 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def objective_key(name: str | None, metrics: Mapping[str, Any]) -> str | None:
+    """The metric that an objective means; where nothing was tested, that of validation.
+
+    None where there is none to return. Raises `KeyError` for a name that is no metric.
+    """
+    if name is None or name in metrics:
+        return name
+    if not name.startswith("test/") or any(other.startswith("test/") for other in metrics):
+        raise KeyError(name)
+    instead = f"val/{name.removeprefix('test/')}"
+    return instead if instead in metrics else None
+
+
+def has_objective(name: str | None, metrics: Mapping[str, Any]) -> bool:
+    try:
+        objective_key(name, metrics)
+    except KeyError:
+        return False
+    return True
 
 
 @functools.cache

@@ -33,6 +33,7 @@ from lockstep.group import gather, leave_group
 from lockstep.predictions import write_predictions
 from lockstep.randomness import seed_everything
 from lockstep.record import Run
+from lockstep.results import has_objective
 from lockstep.signals import stop
 
 
@@ -67,7 +68,7 @@ def build_here(run: Run) -> Built:
     ]
     if run.config.compare:
         guards.append(ExchangeCost())
-    built = build(run.config, run.placement, run.directory, guards)
+    built = build(run, guards)
     if run.config.init_from is not None:
         load_weights(built.module, run.config.init_from)
     return built
@@ -101,8 +102,7 @@ def fit_and_test(built: Built, run: Run) -> dict[str, Any]:
         if run.config.predict:
             outcome["predictions"] = predict(built, run)
         outcome["samples_seen"] = samples_seen(built.module)
-        objective = run.config.objective
-        exit_code = 0 if objective is None or objective in outcome["metrics"] else 1
+        exit_code = 0 if has_objective(run.config.objective, outcome["metrics"]) else 1
     except BaseException:
         stop.leaving = True
         raise

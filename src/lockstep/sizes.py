@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.config import Config, DataConfig, Target
+from lockstep.config import DataConfig, Target
 from lockstep.errors import UsageError
 
 
@@ -16,9 +16,11 @@ class BatchSizes:
     per_process: int
     eval_global: int
     eval_per_process: int
+    effective: int
+    """Samples per optimizer step: the global batch times the micro-steps accumulated."""
 
 
-def batch_sizes(data: DataConfig, world_size: int) -> BatchSizes:
+def batch_sizes(data: DataConfig, world_size: int, accumulated: int = 1) -> BatchSizes:
     """Split the global batch over the processes.
 
     Raises `UsageError`, with two values that work, unless each process gets the same number. The
@@ -35,12 +37,13 @@ def batch_sizes(data: DataConfig, world_size: int) -> BatchSizes:
             f"{rule}. Use {below} or {below + world_size}."
         )
     evaluation = data.eval_batch_size or size
-    return BatchSizes(size, size // world_size, evaluation, -(-evaluation // world_size))
-
-
-def effective_batch(config: Config) -> int:
-    """Samples per optimizer step: the global batch times the micro-steps accumulated."""
-    return config.data.global_batch_size * config.trainer.accumulate_grad_batches
+    return BatchSizes(
+        global_=size,
+        per_process=size // world_size,
+        eval_global=evaluation,
+        eval_per_process=-(-evaluation // world_size),
+        effective=size * accumulated,
+    )
 
 
 SCALES: dict[str, float] = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}

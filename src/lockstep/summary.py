@@ -7,18 +7,17 @@ from pathlib import Path
 from lockstep.placement import Placement
 from lockstep.record import Run
 from lockstep.results import Result
-from lockstep.sizes import batch_sizes, effective_batch, scaled_optimizer
 
 
 def opening_line(run: Run) -> str:
     """What, how many, where: ``ddp: 2 processes x 16 samples (global batch 32), cpu, ...``."""
     config, placement = run.config, run.placement
-    sizes = batch_sizes(config.data, placement.world_size)
+    sizes = run.sizes
     batch = f"global batch {sizes.global_}"
     if config.trainer.accumulate_grad_batches > 1:
         steps = config.trainer.accumulate_grad_batches
-        batch += f", {steps} accumulated: {effective_batch(config)} a step"
-    rate = scaled_optimizer(config.optimizer, effective_batch(config)).get("lr")
+        batch += f", {steps} accumulated: {sizes.effective} a step"
+    rate = run.optimizer.get("lr")
     return (
         f"{placement.strategy}: {_spread(placement)} x {sizes.per_process} samples ({batch}), "
         f"{placement.accelerator}, lr {rate}, seed {config.seed}, writing {_short(run.directory)}"

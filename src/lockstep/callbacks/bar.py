@@ -32,13 +32,11 @@ class Bar(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        now = time.perf_counter()
-        if now - self._drawn > EVERY_S:
+        if self._is_due():
             epochs = trainer.max_epochs
             of = f"/{epochs}" if epochs and epochs > 0 else ""
-            total = trainer.num_training_batches
             label = f"epoch {trainer.current_epoch + 1}{of}"
-            self._draw(trainer, label, batch_idx + 1, total, now)
+            self._draw(trainer, label, batch_idx + 1, trainer.num_training_batches)
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -62,10 +60,9 @@ class Bar(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        now = time.perf_counter()
-        if now - self._drawn > EVERY_S:
+        if self._is_due():
             total = trainer.num_test_batches[dataloader_idx]
-            self._draw(trainer, "test", batch_idx + 1, total, now)
+            self._draw(trainer, "test", batch_idx + 1, total)
 
     @override
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -77,8 +74,11 @@ class Bar(Callback):
     ) -> None:
         self._wipe(trainer)
 
-    def _draw(self, trainer: Trainer, label: str, done: int, total: float, now: float) -> None:
-        self._drawn = now
+    def _is_due(self) -> bool:
+        return time.perf_counter() - self._drawn > EVERY_S
+
+    def _draw(self, trainer: Trainer, label: str, done: int, total: float) -> None:
+        self._drawn = now = time.perf_counter()
         if not trainer.is_global_zero:
             return
         speed = done / max(now - self._started, 1e-9)

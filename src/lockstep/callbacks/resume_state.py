@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
+from lockstep.checkpoints import end_epoch_when_resumed
 from lockstep.data.loader import training_position
 from lockstep.epoch_mean import EpochMean
 from lockstep.group import gather
@@ -43,6 +44,7 @@ class ResumeState(Callback):
         checkpoint[KEY] = {"generators": None, "epoch_sums": None}
         if trainer.interrupted:
             return  # rank zero is alone, and in the middle of a step
+        end_epoch_when_resumed(trainer, checkpoint)
         ranks = gather((random_state(), epoch_sums(pl_module)))
         checkpoint[KEY]["generators"] = [state for state, _ in ranks]
         if not training_position(trainer).is_over:

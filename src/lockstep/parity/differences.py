@@ -23,7 +23,6 @@ PER_SPLIT = {
 PER_RANK = {
     "sum": "the loss is a sum, DDP averages over ranks: use a mean ({})",
     "draws": "augmentation: other draws on each rank ({})",
-    "last_batch": "a last batch that does not divide: data.drop_last=true ({})",
 }
 ANYWHERE = {"loader": "a loader of its own gives ranks other batches: return Splits ({})"}
 IRREPRODUCIBLE = "two runs on one device differ: a draw that does not follow from the seed"

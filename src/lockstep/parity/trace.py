@@ -20,7 +20,6 @@ from typing_extensions import override
 from lockstep.data import DataModule
 from lockstep.data.sharding import TrainShards
 from lockstep.group import gather
-from lockstep.module import SupervisedModule
 
 # Only a run's own processes import this file. Their warnings would stand between the table's lines.
 logging.captureWarnings(True)
@@ -90,14 +89,10 @@ def traits(trainer: Trainer, module: LightningModule) -> dict[str, str]:
         "rounding": [] if "64" in str(trainer.precision) else [str(trainer.precision)],
     }
     sampler = getattr(trainer.train_dataloader, "sampler", None)
-    if not isinstance(sampler, TrainShards):
-        # Lightning puts its sampler in under ddp, on one device too.
-        if trainer.world_size > 1 or isinstance(sampler, DistributedSampler):
-            found["loader"] = [type(trainer.train_dataloader).__name__]
-    elif type(module).training_step is not SupervisedModule.training_step:
-        reached = trainer.num_training_batches >= sampler.steps
-        if reached and sampler.batch_size(sampler.steps - 1) % trainer.world_size:
-            found["last_batch"] = [type(module).__name__]
+    # Lightning puts its sampler in under ddp, on one device too.
+    shared = trainer.world_size > 1 or isinstance(sampler, DistributedSampler)
+    if shared and not isinstance(sampler, TrainShards):
+        found["loader"] = [type(trainer.train_dataloader).__name__]
     return {trait: _short(names) for trait, names in found.items() if names}
 
 
