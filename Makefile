@@ -31,7 +31,7 @@ test: setup ## Run all tests but the slow ones; ARGS go to pytest
 test-fast: setup ## Run the tests that start no processes
 	$(RUN) -m pytest -m "not slow and not processes" $(ARGS)
 
-test-slow: setup ## Run the slow tests
+test-slow: setup ## Run the slow tests, which are combinations of what make test covers
 	$(RUN) -m pytest -m slow $(ARGS)
 
 check: setup ## Check format, lint and types; changes nothing

@@ -48,6 +48,12 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setenv(name, "")
 
 
+def quick_and_slow(cases: list[Any], quick: list[Any]) -> list[Any]:
+    """All cases as parameters of a test, those that are not ``quick`` marked slow."""
+    assert all(case in cases for case in quick)
+    return [pytest.param(*case, marks=() if case in quick else pytest.mark.slow) for case in cases]
+
+
 def compose_config(overrides: list[str], directory: Path, sweep: bool = False) -> DictConfig:
     """The config of one job, with Hydra's own, as the command line would compose it."""
     mode = "MULTIRUN" if sweep else "RUN"

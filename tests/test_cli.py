@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import ROOT, SMALL, TEST_CONF, Command, assert_no_orphans, environment
+from conftest import (
+    ROOT,
+    SMALL,
+    TEST_CONF,
+    Command,
+    assert_no_orphans,
+    environment,
+    quick_and_slow,
+)
 from recording import global_batches, rows
 
 from lockstep.results import read_result
@@ -308,25 +316,32 @@ def rank_pid(directory: Path, rank: int) -> int:
     return int((directory / f"started-{rank}").read_text())
 
 
+STATUS = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143}
+SIGNALLED = [
+    *((where, "parent") for where in ("auto", "ddp", "ddp_spawn", "sweep")),
+    *((where, "group") for where in ("auto", "ddp", "sweep")),
+    ("ddp", "rank 0"),
+    ("ddp", "rank 1"),
+    ("ddp_spawn", "rank 1"),
+    ("sweep", "rank 1"),
+]
+SIGNALS = [(name, where, to) for name in STATUS for where, to in SIGNALLED]
+QUICK_SIGNALS = [
+    ("SIGTERM", "auto", "parent"),
+    ("SIGINT", "ddp", "parent"),
+    ("SIGUSR1", "ddp", "rank 1"),
+    ("SIGTERM", "ddp_spawn", "parent"),
+    ("SIGTERM", "sweep", "group"),
+]
+
+
 @pytest.mark.parametrize(
-    ("sent", "status"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143)],
-    ids=["ctrl-c", "sigterm", "sigusr1"],
-)
-@pytest.mark.parametrize(
-    ("where", "to"),
-    [
-        *((where, "parent") for where in ("auto", "ddp", "ddp_spawn", "sweep")),
-        *((where, "group") for where in ("auto", "ddp", "sweep")),
-        ("ddp", "rank 0"),
-        ("ddp", "rank 1"),
-        ("ddp_spawn", "rank 1"),
-        ("sweep", "rank 1"),
-    ],
+    ("name", "where", "to"), quick_and_slow(SIGNALS, QUICK_SIGNALS), ids=lambda value: value
 )
 def test_a_signal_saves_a_checkpoint_and_ends_the_run_with_its_status(
-    tmp_path: Path, sent: signal.Signals, status: int, where: str, to: str
+    tmp_path: Path, name: str, where: str, to: str
 ) -> None:
+    sent = getattr(signal, name)
     process = start(tmp_path, where)
     wait_for(tmp_path, process, f"seen-{0 if where == 'auto' else 1}.jsonl")
     if to == "group":
@@ -334,7 +349,7 @@ def test_a_signal_saves_a_checkpoint_and_ends_the_run_with_its_status(
     else:
         os.kill(process.pid if to == "parent" else rank_pid(tmp_path, int(to[-1])), sent)
     returncode, text, _ = end_of(process)
-    assert returncode == status, text
+    assert returncode == STATUS[name], text
     assert_no_orphans(str(tmp_path))
     (run,) = directories(tmp_path)  # of a sweep, the second job is not started
     assert read_result(run / "result.json")["status"] == "interrupted"

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, TEST_CONF, assert_no_orphans, environment, processes_in
+from conftest import (
+    ROOT,
+    SMALL,
+    TEST_CONF,
+    assert_no_orphans,
+    environment,
+    processes_in,
+    quick_and_slow,
+)
 
 from lockstep.results import read_result
 
@@ -70,15 +78,22 @@ class Started:
 
 DDP2 = ["trainer.strategy=ddp", "trainer.devices=2"]
 LONG = ["model._target_=recording.SleepingModule", "trainer.max_epochs=99"]
-SPAWN2 = ["trainer.strategy=ddp_spawn", "trainer.devices=2"]
 
 
-@pytest.mark.parametrize("where", [DDP2, SPAWN2], ids=["ddp", "spawn"])
-@pytest.mark.parametrize("rank", [0, 1], ids=["first", "last"])
-@pytest.mark.parametrize("phase", ["setup", "step", "validation"])
+PHASES = [
+    (phase, rank, strategy)
+    for phase in ("setup", "step", "validation")
+    for rank in (0, 1)
+    for strategy in ("ddp", "ddp_spawn")
+]
+QUICK_PHASES = [("setup", 1, "ddp"), ("step", 0, "ddp_spawn"), ("validation", 1, "ddp")]
+
+
+@pytest.mark.parametrize(("phase", "rank", "strategy"), quick_and_slow(PHASES, QUICK_PHASES))
 def test_an_exception_ends_all_ranks_while_the_other_is_busy(
-    tmp_path: Path, where: list[str], rank: int, phase: str
+    tmp_path: Path, phase: str, rank: int, strategy: str
 ) -> None:
+    where = [f"trainer.strategy={strategy}", "trainer.devices=2"]
     run = Started(tmp_path, *where, "model=faulty", f"model.phase={phase}", f"model.rank={rank}")
     run.wait_for("fault")
     status, line = run.ends()

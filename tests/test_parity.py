@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from conftest import CONF, ROOT, TEST_CONF, assert_no_orphans, environment
+from conftest import CONF, ROOT, TEST_CONF, assert_no_orphans, environment, quick_and_slow
 
 from lockstep.errors import RunFailed, UsageError
 from lockstep.parity.__main__ import main
@@ -131,7 +131,9 @@ DEPENDENT = {
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", DEPENDENT)
+@pytest.mark.parametrize(
+    "case", quick_and_slow([(case,) for case in DEPENDENT], [("sum",), ("rank_metric",)])
+)
 def test_what_depends_on_the_ranks_is_reported_with_its_reason(parity: Parity, case: str) -> None:
     overrides, reason = DEPENDENT[case]
     printed = parity(*overrides, "--strategies=dp,ddp", "--devices=2")

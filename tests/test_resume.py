@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Launch
+from conftest import Launch, quick_and_slow
 from recording import global_batches, rows
 
 from lockstep.errors import RunFailed, UsageError
@@ -99,19 +99,27 @@ def reference(launch: Launch, uninterrupted: Path) -> Path:
     return uninterrupted
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("auto", "auto"),
-        ("ddp-2", "ddp-2"),
-        ("ddp-2", "auto"),
-        ("auto", "ddp-3"),
-        ("ddp-3", "spawn-2"),
-        ("dp-2", "ddp-2"),
-        ("spawn-2", "dp-2"),
-    ],
-)
-@pytest.mark.parametrize("place", [(1, 2), (1, 0), (2, 5)], ids=["middle", "first", "last"])
+MOVES = [
+    ("auto", "auto"),
+    ("ddp-2", "ddp-2"),
+    ("ddp-2", "auto"),
+    ("auto", "ddp-3"),
+    ("ddp-3", "spawn-2"),
+    ("dp-2", "ddp-2"),
+    ("spawn-2", "dp-2"),
+]
+PLACES = [(1, 2), (1, 0), (2, 5)]
+"""Epoch and batch: in the middle of an epoch, its first batch, its last."""
+BROKEN = [(before, after, place) for before, after in MOVES for place in PLACES]
+QUICK_BROKEN = [
+    ("ddp-2", "auto", (1, 2)),
+    ("auto", "ddp-3", (1, 0)),
+    ("ddp-3", "spawn-2", (2, 5)),
+    ("dp-2", "ddp-2", (1, 2)),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "place"), quick_and_slow(BROKEN, QUICK_BROKEN))
 def test_a_run_that_broke_ends_as_if_it_had_not(
     launch: Launch, tmp_path: Path, reference: Path, before: str, after: str, place: tuple[int, int]
 ) -> None:

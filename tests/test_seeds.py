@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SMALL, Launch
+from conftest import SMALL, Launch, quick_and_slow
 
 from lockstep.errors import UsageError
 from lockstep.sizes import scaled_optimizer
@@ -34,8 +34,13 @@ def drawn(directory: str | Path) -> dict[tuple[int, int, int], dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("strategy", "workers"),
+    quick_and_slow(
+        [(strategy, workers) for strategy in ("ddp", "ddp_spawn") for workers in (0, 2)],
+        [("ddp", 0), ("ddp_spawn", 0), ("ddp", 2)],
+    ),
+)
 def test_draws_differ_between_ranks_and_epochs_and_repeat_with_the_seed(
     launch: Launch, strategy: str, workers: int
 ) -> None:
