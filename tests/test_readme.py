@@ -67,10 +67,27 @@ def test_the_sweep_ends_with_what_the_readme_shows(train: Command) -> None:
     assert_shown("\n".join(done.stdout.splitlines()[-7:]), SHOWN[1])
 
 
+ELSEWHERE = {"-m", "--config-dir", "trainer.strategy=ddp", "resume=latest"}
+"""What has a test of its own."""
+
+
+@pytest.mark.processes
+def test_the_resume_command_goes_on_with_a_run_that_was_stopped(train: Command) -> None:
+    assert ["resume=latest"] in TRAIN
+    stop = "{_target_: faults.BreakOnce, directory: '${hydra:runtime.output_dir}', how: SIGTERM, "
+    stopped = train(f"+callbacks.stop={stop}epoch: 2, batch: 5}}")
+    assert stopped.returncode == 143, stopped.stderr
+    done = train("resume=latest")
+    assert done.returncode == 0, done.stderr
+    (result,) = done.results
+    assert (result["status"], result["steps"]) == ("finished", 64)
+    assert f"test/loss   {result['metrics']['test/loss']:.6g}" in SHOWN[0], "as if never stopped"
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "arguments",
-    [line for line in TRAIN if not {"-m", "--config-dir", "trainer.strategy=ddp"} & set(line)],
+    [line for line in TRAIN if not ELSEWHERE & set(line)],
     ids=lambda arguments: " ".join(arguments) or "default",
 )
 def test_every_command_of_the_readme_works(train: Command, arguments: list[str]) -> None:

@@ -19,6 +19,7 @@ ROOMS = [
     ["build"],
     ["run"],
     ["spawn"],
+    ["report"],
     ["launch", "sweep"],
     ["cli"],
     ["parity"],

@@ -13,6 +13,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from typing_extensions import override
 
+from lockstep.errors import one_line
 from lockstep.results import Result, read_result
 
 
@@ -46,8 +47,19 @@ def close() -> None:
     """Print the closing lines of this command's sweep, if it was one."""
     directory, RememberSweep.directory = RememberSweep.directory, None
     if directory is not None and directory.is_dir():
+        if any(directory.glob("*/result.json")):
+            print(report(directory))
         print(closing_lines(directory, RememberSweep.planned), flush=True)
-        sys.stdout.flush()
+
+
+def report(directory: Path) -> str:
+    """The table of a sweep, whose files are written beside its jobs."""
+    from lockstep.report.files import write_report
+
+    try:
+        return write_report([directory], directory)
+    except Exception as error:  # the jobs' results are there: their lines must still be printed
+        return f"the report could not be written: {one_line(error)}"
 
 
 def closing_lines(directory: Path, planned: Sequence[str] = ()) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from itertools import pairwise
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -39,18 +39,31 @@ class StepClock(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._fit_ended = time.time()
 
-    def step_s(self) -> float | None:
-        """Seconds of a median step, without the first tenth, which warms up; validation between two
-        steps makes a few long ones, which a median does not see."""
+    def _steps(self) -> list[float]:
+        """Seconds of each step but the first tenth, which warm up."""
         ends = list(self._ends)[len(self._ends) // 10 :]
-        steps = [after - before for before, after in pairwise(ends)]
+        return [after - before for before, after in pairwise(ends)]
+
+    def step_s(self) -> float | None:
+        """Seconds of a median step; validation between two steps makes a few long ones, which a
+        median does not see."""
+        steps = self._steps()
         return median(steps) if steps else None
 
-    def measured(self, run_started: float, samples_per_step: int) -> dict[str, float | None]:
+    def _quartiles(self, samples_per_step: int) -> list[float] | None:
+        """A quarter of the steps is slower than the first, a quarter faster than the second."""
+        steps = self._steps()
+        if len(steps) < 2:
+            return None
+        fast, _, slow = quantiles(steps)
+        return [samples_per_step / slow, samples_per_step / fast]
+
+    def measured(self, run_started: float, samples_per_step: int) -> dict[str, Any]:
         """Seconds, and ``samples_per_step`` over the duration of a median step."""
         typical = self.step_s()
         return {
             "time_to_first_step_s": self._first - run_started if self._first else None,
             "fit_s": self._fit_ended - self._fit_started,
             "samples_per_second": samples_per_step / typical if typical else None,
+            "samples_per_second_quartiles": self._quartiles(samples_per_step),
         }

@@ -1,0 +1,78 @@
+"""``report.csv``, ``report.md``, the plots and the page, beside the jobs."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.report.reading import Job, common_overrides, read_jobs
+from lockstep.report.table import Row, columns_of, errors_of, rows_of, text_of
+from lockstep.results import write_atomically
+
+IN_TERMINAL = ("quarter below", "quarter above", "MB in all", "exchanged bytes")
+"""Columns that the files have and the terminal leaves out."""
+
+
+def write_report(directories: Sequence[Path], into: Path) -> str:
+    """Write all files of a report into a directory; returns its table, and where the page is."""
+    jobs = read_jobs(directories)
+    rows = rows_of(jobs)
+    write_atomically(into / "report.csv", as_csv(rows))
+    write_atomically(into / "report.md", as_markdown(jobs, rows))
+    try:
+        from lockstep.report.plots import draw
+    except ImportError as missing:
+        note = f"no plots: {missing.name} is not installed. pip install 'lockstep[report]'"
+        figures: dict[str, str] = {}
+    else:
+        note, figures = "", draw(jobs, rows, into)
+    from lockstep.report.page import page
+
+    write_atomically(into / "report.html", page(jobs, rows, figures))
+    lines = [as_text(rows), note, f"report: {into / 'report.html'}"]
+    return "\n".join(line for line in lines if line)
+
+
+def as_text(rows: list[Row]) -> str:
+    columns = [name for name in columns_of(rows) if name not in IN_TERMINAL]
+    table = [columns, *([text_of(row, name) for name in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
+    return "\n".join(
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in table
+    )
+
+
+def as_csv(rows: list[Row]) -> str:
+    """Full numbers; a column ``<name> sd`` for what repeats over seeds spread."""
+    columns = columns_of(rows)
+    spread = [name for name in columns if any(name in row.spread for row in rows)]
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*columns, *(f"{name} sd" for name in spread)])
+    for row in rows:
+        own = [row.values.get(name) for name in columns]
+        writer.writerow([*own, *(row.spread.get(name) for name in spread)])
+    return file.getvalue()
+
+
+def as_markdown(jobs: list[Job], rows: list[Row]) -> str:
+    columns = columns_of(rows)
+    lines = ["# Report", "", f"{len(jobs)} jobs. {_shared(jobs)}", ""]
+    lines += [_cells(columns), "|" + "---|" * len(columns)]
+    lines += [_cells([text_of(row, name) for name in columns]) for row in rows]
+    failed = errors_of(jobs)
+    lines += ["", "Not finished:", "", *(f"-{line.strip()}" for line in failed)] if failed else []
+    return "\n".join(lines) + "\n"
+
+
+def _shared(jobs: list[Job]) -> str:
+    shared = common_overrides(jobs)
+    return f"All have `{' '.join(shared)}`." if shared else ""
+
+
+def _cells(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,114 @@
+"""Curves and bars, as PNG files and as SVG for the page. Needs matplotlib: the extra ``report``."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from lockstep.report.reading import Job
+from lockstep.report.table import SPLIT, Row
+
+WIDTH, HEIGHT = 11.0, 3.6
+"""Inches."""
+
+
+def draw(jobs: list[Job], rows: list[Row], into: Path) -> dict[str, str]:
+    """Write the PNG files; returns caption -> SVG."""
+    figures = {
+        "curves": ("Loss against steps, samples and seconds", curves(jobs)),
+        "scaling": ("Samples per second over devices", scaling(rows)),
+        "exchange": (
+            "Bytes per step: what a root or a link moves, and what was measured",
+            exchange(rows),
+        ),
+    }
+    drawn = {}
+    for name, (caption, figure) in figures.items():
+        if figure is not None:
+            figure.savefig(into / f"report-{name}.png", dpi=110)
+            file = io.StringIO()
+            figure.savefig(file, format="svg", metadata={"Date": None})
+            svg = file.getvalue()
+            drawn[caption] = svg[svg.index("<svg") :]
+    return drawn
+
+
+def curves(jobs: list[Job]) -> Figure | None:
+    """A line per job: ``train/loss`` where there is one, else ``val/loss``."""
+    shown = [(job, job.history.get("train/loss") or job.history.get("val/loss")) for job in jobs]
+    lines = [(job, points) for job, points in shown if points]
+    if not lines:
+        return None
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    for axes, unit in zip(
+        figure.subplots(1, 3, sharey=True), ("steps", "samples", "seconds"), strict=True
+    ):
+        for job, points in lines:
+            batch = job.result.get("effective_batch_size") or 1
+            along = {
+                "steps": [step + 1 for step, _, _ in points],
+                "samples": [(step + 1) * batch for step, _, _ in points],
+                "seconds": [seconds for _, seconds, _ in points],
+            }
+            values = [value for _, _, value in points]
+            axes.plot(along[unit], values, marker=".", alpha=0.8, label=f"#{job.name}")
+        axes.set_xlabel(unit)
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("loss")
+    if len(lines) <= 12:
+        labels = figure.axes[-1].get_legend_handles_labels()
+        figure.legend(*labels, loc="outside right center", fontsize="small")
+    return figure
+
+
+def scaling(rows: list[Row]) -> Figure | None:
+    """Where strategy or devices vary: a line per strategy."""
+    by_strategy: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        speed, job = row.values.get("samples/s"), row.jobs[0]
+        if speed and SPLIT & job.overrides.keys():
+            by_strategy.setdefault(job.result["strategy"], []).append((job.devices, speed))
+    if not any(len({devices for devices, _ in points}) > 1 for points in by_strategy.values()):
+        return None
+    figure = Figure(figsize=(WIDTH / 2, HEIGHT), layout="constrained")
+    axes = figure.subplots()
+    for strategy, points in sorted(by_strategy.items()):
+        points.sort()
+        axes.plot(*zip(*points, strict=True), marker="o", label=strategy)
+    least = min(points[0] for points in by_strategy.values())
+    most = max(devices for points in by_strategy.values() for devices, _ in points)
+    axes.plot([least[0], most], [least[1], least[1] * most / least[0]], "k:", label="ideal")
+    axes.set_xlabel("devices")
+    axes.set_ylabel("samples per second")
+    axes.set_xticks(range(1, most + 1))
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def exchange(rows: list[Row]) -> Figure | None:
+    """Of N devices and P bytes of gradients, a parameter server's root moves 2 (N - 1) P per step,
+    each link of a ring 2 (N - 1) / N P."""
+    measured = [
+        (row.jobs[0].devices, row.values["exchanged bytes"])
+        for row in rows
+        if row.values.get("exchanged bytes")
+    ]
+    if not measured:
+        return None
+    devices, sent = measured[0]
+    size = sent * devices / (2 * (devices - 1)) if devices > 1 else sent
+    numbers = range(1, max(8, *(count for count, _ in measured)) + 1)
+    figure = Figure(figsize=(WIDTH / 2, HEIGHT), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(numbers, [2 * (n - 1) * size for n in numbers], label="parameter server, its root")
+    axes.plot(numbers, [2 * (n - 1) / n * size for n in numbers], label="ring, each link")
+    axes.plot(*zip(*measured, strict=True), "ko", label="these jobs")
+    axes.set_xlabel("devices")
+    axes.set_ylabel("bytes per step")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
