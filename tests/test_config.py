@@ -160,6 +160,13 @@ def test_a_stale_distributed_environment_is_refused_by_name(tmp_path: Path) -> N
     assert "unset LOCAL_RANK WORLD_SIZE" in text
 
 
+def test_a_key_that_the_model_of_a_run_to_go_on_with_has_not_is_explained(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    status, text, torch_imported = answer(f"resume={run}", "model.network.kernel=3", cwd=tmp_path)
+    assert (status, torch_imported) == (1, False)
+    assert "A run that goes on keeps its model and data: leave out what does not change." in text
+
+
 @pytest.mark.parametrize(
     "directory",
     [

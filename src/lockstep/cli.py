@@ -221,8 +221,11 @@ def _explain_key(error: Exception, cause: Any) -> str:
         last = key.rpartition(".")[2]
         shown = ", ".join(choices) or "none"
         dataclass_keys = cause.object_type not in (None, dict)
-        return f"{key}: {place} has no key {last!r}.{_nearest(last, choices)} It has: {shown}." + (
-            "" if dataclass_keys else f" A key that is new needs a plus: +{key}=..."
+        plus = "" if dataclass_keys else f" A key that is new needs a plus: +{key}=..."
+        if any(word.startswith("resume=") for word in sys.argv):
+            plus = " A run that goes on keeps its model and data: leave out what does not change."
+        return (
+            f"{key}: {place} has no key {last!r}.{_nearest(last, choices)} It has: {shown}.{plus}"
         )
     return f"{error} {_first_line(cause)}"
 

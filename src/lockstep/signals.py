@@ -30,6 +30,10 @@ class Stop:
     """
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """As nobody had asked yet."""
         self.asked: int | None = None
         self.leaving = False
         self.deferred = False
@@ -68,7 +72,7 @@ stop = Stop()
 
 def leave_on_signals() -> None:
     """Install the handlers of `stop` in this process, as nobody had asked yet."""
-    stop.__init__()  # type: ignore[misc]
+    stop.reset()
     reinstall()
 
 
