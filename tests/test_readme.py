@@ -82,6 +82,9 @@ def test_the_resume_command_goes_on_with_a_run_that_was_stopped(train: Command) 
     (result,) = done.results
     assert (result["status"], result["steps"]) == ("finished", 64)
     assert f"test/loss   {result['metrics']['test/loss']:.6g}" in SHOWN[0], "as if never stopped"
+    seconds = re.findall(r"epoch \d/4 .*\((\S+) s\)", done.stdout)
+    assert len(seconds) == 2
+    assert all(float(epoch) < 60 for epoch in seconds), "of the epoch, not of the machine"
 
 
 @pytest.mark.processes

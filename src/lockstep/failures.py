@@ -54,6 +54,8 @@ def _pids(notes: Path) -> list[int]:
 
 
 def _is_alive(pid: int) -> bool:
+    if sys.platform == "win32":
+        return True  # there, signal 0 is Ctrl-C
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

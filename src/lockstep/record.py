@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -52,28 +53,32 @@ def claimed(run: Run) -> Iterator[None]:
     The kernel lets go of the lock when this process ends, however it ends.
     """
     run.directory.mkdir(parents=True, exist_ok=True)
-    with _locked(run.directory):
+    handle = _lock(run.directory)
+    try:
         claim(run)
         yield
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def _lock(directory: Path) -> int | None:
+    """A locked handle; None on Windows, and on file systems that have no locks."""
     if sys.platform == "win32":
-        yield
-        return
+        return None
     import fcntl
 
     handle = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
+    except OSError as error:
+        os.close(handle)
+        if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            return None
         raise UsageError(
             f"A run is writing to {directory}. Wait until it has ended, or end it."
         ) from None
-    finally:
-        os.close(handle)
+    return handle
 
 
 def claim(run: Run) -> None:

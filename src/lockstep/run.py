@@ -69,7 +69,7 @@ def build_here(run: Run) -> Built:
     if run.config.compare:
         guards.append(ExchangeCost())
     built = build(run, guards)
-    if run.config.init_from is not None:
+    if run.config.init_from is not None and run.checkpoint is None:
         load_weights(built.module, run.config.init_from)
     return built
 

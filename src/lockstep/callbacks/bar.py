@@ -9,6 +9,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
+from lockstep.data.loader import training_position
+
 EVERY_S = 0.1
 WIDTH = 30
 CLEAR = "\r\x1b[2K"
@@ -23,10 +25,17 @@ class Bar(Callback):
 
     def __init__(self) -> None:
         self._started = self._drawn = 0.0
+        self._before = 0
+        """Batches of this epoch that were done before it was started here."""
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # A run that goes on in an epoch does not start it.
+        self._started, self._before = time.perf_counter(), training_position(trainer).batches
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._started = time.perf_counter()
+        self._started, self._before = time.perf_counter(), 0
 
     @override
     def on_train_batch_end(
@@ -48,7 +57,7 @@ class Bar(Callback):
 
     @override
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._started = time.perf_counter()
+        self._started, self._before = time.perf_counter(), 0
 
     @override
     def on_test_batch_end(
@@ -81,7 +90,7 @@ class Bar(Callback):
         self._drawn = now = time.perf_counter()
         if not trainer.is_global_zero:
             return
-        speed = done / max(now - self._started, 1e-9)
+        speed = (done - self._before) / max(now - self._started, 1e-9)
         if total == float("inf"):  # a stream without a length
             text = f"{label}  {done}  {speed:,.0f} steps/s"
         else:

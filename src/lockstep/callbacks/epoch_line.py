@@ -24,6 +24,10 @@ class EpochLine(Callback):
         self._ended: str | None = None
 
     @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started = time.perf_counter()  # a run that goes on in an epoch does not start it
+
+    @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write(trainer)
         self._started = time.perf_counter()
