@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SMALL, Command, Launch
+import yaml
+from conftest import ROOT, SMALL, Command, Launch
 
 from lockstep.loggers.csv import CsvLogger
 from lockstep.results import read_result
@@ -116,3 +117,37 @@ def test_a_wandb_sweep_is_one_finished_run_per_job_with_its_own_config(train: Co
         assert code == (1 if failed else 0)
         if not failed:
             assert summary["test/loss"] == pytest.approx(result["metrics"]["test/loss"], rel=1e-6)
+
+
+@pytest.mark.processes
+def test_the_command_of_a_wandb_agent_trains_with_the_values_that_it_was_given(
+    train: Command,
+) -> None:
+    """The agent's own function makes the arguments; without a network, the run is offline."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
+
+    sweep = yaml.safe_load((ROOT / "sweeps" / "wandb.yaml").read_text())
+    drawn = {"optimizer.lr": {"value": 0.02}, "model.network.width": {"value": 32}}
+    assert sweep["parameters"].keys() == drawn.keys()
+    variables = create_sweep_command_args({"args": drawn})
+    words: list[str] = []
+    for word in sweep["command"]:
+        words += variables[word[2:-1]] if word == "${args_no_hyphens}" else [word]
+    assert words[:3] == ["${env}", "${interpreter}", "${program}"]
+    done = train(
+        *words[3:],
+        "logger.wandb.offline=true",
+        "trainer.strategy=ddp",
+        "trainer.devices=2",
+        "trainer.max_epochs=1",
+        env={"WANDB_SWEEP_ID": "sweep1", "WANDB_RUN_ID": "run1"},
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = done.directory.glob("outputs/*/*")
+    (folder,) = run.glob("wandb/offline-run-*")
+    assert folder.name.endswith("-run1")
+    config, summary, code = wandb_run(run)
+    assert config["optimizer"]["lr"] == 0.02
+    assert config["model"]["network"]["width"] == 32
+    assert summary["val/loss"] == pytest.approx(done.results[0]["metrics"]["val/loss"], rel=1e-6)
+    assert code == 0
