@@ -64,6 +64,7 @@ def test_the_sweep_of_six_gives_six_equal_results(train: Command) -> None:
     assert "trainer.strategy=ddp trainer.devices=2" in closing[3]
 
 
+@pytest.mark.slow
 def test_devices_may_shrink_within_a_sweep(train: Command) -> None:
     done = train("-m", *SMALL, "trainer.strategy=ddp,ddp_spawn", "trainer.devices=2,1")
     assert done.returncode == 0, done.stderr
@@ -229,6 +230,7 @@ def test_the_written_config_runs_again_with_the_same_result(train: Command, tmp_
     assert (tmp_path / "again" / "checkpoints" / "last.ckpt").exists()
 
 
+@pytest.mark.slow
 def test_odd_directory_names_work(train: Command) -> None:
     for name in ("a b/lr=0.1,bs=[8]", 'quo"te'):
         done = train(*SMALL, *DDP2, f"hydra.run.dir='{name}'")

@@ -103,7 +103,10 @@ def test_an_exception_ends_all_ranks_while_the_other_is_busy(
     assert run.error() == f"rank {rank}: RuntimeError: broken in {phase}"
 
 
-@pytest.mark.parametrize("where", [[], DDP2], ids=["auto", "ddp"])
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param([], id="auto"), pytest.param(DDP2, id="ddp", marks=pytest.mark.slow)],
+)
 def test_an_exception_in_a_data_worker_names_the_sample(tmp_path: Path, where: list[str]) -> None:
     run = Started(tmp_path, *where, "data=faulty", "callbacks=unmonitored", "objective=null")
     assert run.process.wait(timeout=90) == 1
@@ -144,7 +147,10 @@ def test_a_rank_that_the_system_kills_for_memory_is_named(tmp_path: Path, rank: 
     assert line == f"failed: rank {rank} was ended by SIGKILL (is the machine out of memory?)"
 
 
-@pytest.mark.parametrize("where", [[], DDP2], ids=["auto", "ddp"])
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param([], id="auto", marks=pytest.mark.slow), pytest.param(DDP2, id="ddp")],
+)
 def test_a_disk_that_fills_up_while_saving_leaves_the_previous_checkpoint(
     tmp_path: Path, where: list[str]
 ) -> None:

@@ -167,7 +167,7 @@ def test_an_accumulation_that_was_cut_short_is_done_again(
     assert_same_run(tmp_path / "run", tmp_path / "reference", broken_at)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_dropout_draws_as_if_the_run_had_not_stopped(
     launch: Launch, tmp_path: Path, workers: int
 ) -> None:

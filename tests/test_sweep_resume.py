@@ -47,6 +47,7 @@ def test_finished_jobs_are_skipped_and_the_others_done(train: Command, tmp_path:
     assert all(each == batches[0] for each in batches), "no sample twice, none left out"
 
 
+@pytest.mark.slow
 def test_a_finished_job_runs_again_when_the_code_has_changed(
     train: Command, tmp_path: Path
 ) -> None:

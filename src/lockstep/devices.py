@@ -111,8 +111,8 @@ def _what_there_is(accelerator: str, environ: Mapping[str, str]) -> str:
     count = available(accelerator, environ)
     if accelerator == "cpu":
         return (
-            "Any number of CPU devices works, such as trainer.devices=2; they share this "
-            f"machine's {count} cores."
+            "Any number of CPU devices works, such as trainer.devices=2: they share the "
+            f"{count} CPU cores of this machine."
         )
     if count == 0:
         return "This machine has no GPU that can be used; use trainer.accelerator=cpu."
