@@ -28,7 +28,9 @@ def state(directory: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("where", [[], DDP2], ids=["auto", "ddp"])
+@pytest.mark.parametrize(
+    "where", [pytest.param([], id="auto"), pytest.param(DDP2, id="ddp", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "how",
     [[], [EAGER], ["model._target_=recording.CompiledModule"]],

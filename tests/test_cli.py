@@ -34,6 +34,12 @@ def directories(root: Path) -> list[Path]:
     return sorted(path.parent for path in root.glob("**/result.json"))
 
 
+AUTO_AND_SLOW_DDP2 = [
+    pytest.param([], id="auto"),
+    pytest.param(DDP2, id="ddp", marks=pytest.mark.slow),
+]
+
+
 def test_the_sweep_of_six_gives_six_equal_results(train: Command) -> None:
     done = train(
         "-m",
@@ -87,6 +93,7 @@ def test_a_failing_job_is_listed_and_the_others_run(train: Command) -> None:
     assert "Traceback" not in (runs[1] / "train.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_refused_job_is_recorded_too(train: Command) -> None:
     done = train("-m", *SMALL, *DDP2, "data.global_batch_size=7,8")
     assert done.returncode == 1
@@ -238,6 +245,7 @@ def test_odd_directory_names_work(train: Command) -> None:
         assert (done.directory / name / "result.json").exists()
 
 
+@pytest.mark.slow
 def test_added_and_removed_keys_reach_every_rank(train: Command) -> None:
     done = train(*SMALL, *DDP2, "+notes.why=hello", "+notes.values=[1,2]", "~callbacks.epoch_line")
     assert done.returncode == 0, done.stderr
@@ -257,6 +265,7 @@ def test_torchrun_ranks_share_one_directory_and_one_log(train: Command) -> None:
     assert len(global_batches(run)) == 8
 
 
+@pytest.mark.slow
 def test_a_port_in_use_does_not_matter(train: Command) -> None:
     import socket
 
@@ -386,7 +395,7 @@ def wait_for(directory: Path, process: subprocess.Popen[str], sign: str) -> None
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("ddp_spawn", marks=pytest.mark.slow)])
 def test_ranks_end_when_the_launching_process_is_killed(tmp_path: Path, strategy: str) -> None:
     process = start(tmp_path, strategy)
     wait_for(tmp_path, process, "seen-1.jsonl")
@@ -437,7 +446,7 @@ def test_a_terminal_shows_a_bar_and_whole_log_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
-@pytest.mark.parametrize("where", [[], DDP2], ids=["auto", "ddp"])
+@pytest.mark.parametrize("where", AUTO_AND_SLOW_DDP2)
 def test_a_full_disk_is_told_and_what_was_written_is_kept(tmp_path: Path, where: list[str]) -> None:
     import resource
 
@@ -470,7 +479,7 @@ def test_a_full_disk_is_told_and_what_was_written_is_kept(tmp_path: Path, where:
     assert_no_orphans(str(tmp_path))
 
 
-@pytest.mark.parametrize("where", [[], DDP2], ids=["auto", "ddp"])
+@pytest.mark.parametrize("where", AUTO_AND_SLOW_DDP2)
 def test_fast_dev_run_is_one_batch_and_leaves_no_checkpoint(
     train: Command, where: list[str]
 ) -> None:
@@ -482,7 +491,7 @@ def test_fast_dev_run_is_one_batch_and_leaves_no_checkpoint(
     assert not (run / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("where", [[], DDP2], ids=["auto", "ddp"])
+@pytest.mark.parametrize("where", AUTO_AND_SLOW_DDP2)
 def test_overfit_learns_two_batches_by_heart(train: Command, where: list[str]) -> None:
     done = train("debug=overfit", *where)
     assert done.returncode == 0, done.stderr
@@ -492,6 +501,7 @@ def test_overfit_learns_two_batches_by_heart(train: Command, where: list[str]) -
     assert result["metrics"]["train/loss"] < 0.05, "below the noise of 0.09"
 
 
+@pytest.mark.slow
 def test_profile_writes_where_the_time_went(train: Command) -> None:
     done = train("debug=profile", *DDP2)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, Launch, assert_no_orphans
+from conftest import SMALL, Launch, assert_no_orphans, quick_and_slow
 from recording import rows
 
 from lockstep.errors import RunFailed, UsageError
@@ -74,8 +74,13 @@ def torch_threads() -> int:
     return int(subprocess.check_output(command, env=environ))
 
 
-@pytest.mark.parametrize("strategy", ["auto", "dp", "ddp", "ddp_spawn"])
-@pytest.mark.parametrize("sweep", [False, True], ids=["run", "sweep"])
+@pytest.mark.parametrize(
+    ("strategy", "sweep"),
+    quick_and_slow(
+        [(name, sweep) for name in ("auto", "dp", "ddp", "ddp_spawn") for sweep in (False, True)],
+        [("auto", False), ("dp", True), ("ddp", False), ("ddp_spawn", True)],
+    ),
+)
 def test_an_exception_is_recorded_and_the_next_run_is_good(
     launch: Launch, tmp_path: Path, strategy: str, sweep: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -251,7 +256,7 @@ def test_a_data_set_that_loader_processes_cannot_get_is_named(launch: Launch) ->
         launch("data=unpicklable", *DRAWN, *SHORT, *DDP2)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("ddp_spawn", marks=pytest.mark.slow)])
 def test_loader_processes_of_a_rank_share_one_import_of_torch(
     launch: Launch, strategy: str
 ) -> None:

@@ -90,6 +90,7 @@ def wandb_run(directory: Path) -> tuple[dict[str, Any], dict[str, Any], int | No
     return config, summary, code
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_wandb_sweep_is_one_finished_run_per_job_with_its_own_config(train: Command) -> None:
     done = train(

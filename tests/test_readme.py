@@ -87,6 +87,7 @@ def test_the_resume_command_goes_on_with_a_run_that_was_stopped(train: Command) 
     assert all(float(epoch) < 60 for epoch in seconds), "of the epoch, not of the machine"
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "arguments",

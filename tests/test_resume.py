@@ -153,8 +153,13 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_stopped(
     assert_same_run(run, reference)
 
 
-@pytest.mark.parametrize("how", ["raise", "SIGTERM"])
-@pytest.mark.parametrize("batch", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("how", "batch"),
+    quick_and_slow(
+        [(how, batch) for how in ("raise", "SIGTERM") for batch in (2, 3, 5)],
+        [("raise", 3), ("SIGTERM", 5)],
+    ),
+)
 def test_an_accumulation_that_was_cut_short_is_done_again(
     launch: Launch, tmp_path: Path, how: str, batch: int
 ) -> None:
@@ -355,12 +360,18 @@ def test_a_result_of_a_resumed_run_is_whole(launch: Launch, tmp_path: Path) -> N
     assert result["epochs"] == 3
 
 
-@pytest.mark.parametrize("validates", [True, False], ids=["validated", "not"])
-@pytest.mark.parametrize("batch", [1, 3], ids=["after-an-epoch", "in-an-epoch"])
+@pytest.mark.parametrize(
+    ("batch", "validates"),
+    quick_and_slow(
+        [(batch, validates) for batch in (1, 3) for validates in (True, False)],
+        [(1, True), (3, False)],
+    ),
+)
 def test_a_killed_rank_goes_on_from_a_checkpoint_in_an_epoch(
     launch: Launch, tmp_path: Path, batch: int, validates: bool
 ) -> None:
-    """Rank 0, which could save what it had, is gone; but every second step is saved."""
+    """Rank 0, which could save what it had, is gone; but every second step is saved: for the kill
+    in batch 1 that is an epoch's last one."""
     often = ["callbacks.checkpoint.every_n_train_steps=2", "callbacks.checkpoint.monitor=null"]
     validation = [] if validates else ["trainer.limit_val_batches=0"]
     run = [*RUN, *often, *validation, *WHERE["ddp-2"], "launch.max_restarts=1"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, Command, Launch
+from conftest import SMALL, Command, Launch, quick_and_slow
 from recording import global_batches, rows
 
 PLACES = [
@@ -141,8 +141,13 @@ def test_more_processes_than_samples_in_a_batch_train_on_each_sample_once(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("module", ["OwnModule", "OwnManual"])
-@pytest.mark.parametrize("samples", [53, 50], ids=lambda samples: f"{samples % 12}-in-the-last")
+@pytest.mark.parametrize(
+    ("module", "samples"),
+    quick_and_slow(
+        [(module, samples) for module in ("OwnModule", "OwnManual") for samples in (53, 50)],
+        [("OwnModule", 50), ("OwnManual", 53)],
+    ),
+)
 def test_a_module_of_ones_own_trains_to_the_weights_of_one_device(
     launch: Launch, module: str, samples: int
 ) -> None:
@@ -164,7 +169,9 @@ def test_a_module_of_ones_own_trains_to_the_weights_of_one_device(
         assert difference < 1e-6, f"{strategy} on {devices}: {difference:.1e}"
 
 
-@pytest.mark.parametrize(("reduction", "told"), [("sum", 1), ("mean", 0)])
+@pytest.mark.parametrize(
+    ("reduction", "told"), quick_and_slow([("sum", 1), ("mean", 0)], [("sum", 1)])
+)
 def test_a_sum_as_loss_is_told_when_there_are_several_processes(
     train: Command, reduction: str, told: int
 ) -> None:
