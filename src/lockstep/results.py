@@ -17,9 +17,11 @@ Result = dict[str, Any]
 def read_result(path: Path) -> Result:
     """A ``result.json``; an unreadable one is a result whose status says so."""
     try:
-        result: Result = json.loads(path.read_text())
+        result = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         return {"status": "unreadable", "error": str(error)}
+    if not isinstance(result, dict):
+        return {"status": "unreadable", "error": f"{path.name} must hold an object"}
     return result
 
 

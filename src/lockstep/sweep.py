@@ -48,18 +48,18 @@ def close() -> None:
     directory, RememberSweep.directory = RememberSweep.directory, None
     if directory is not None and directory.is_dir():
         if any(directory.glob("*/result.json")):
-            print(report(directory))
+            print_report(directory)
         print(closing_lines(directory, RememberSweep.planned), flush=True)
 
 
-def report(directory: Path) -> str:
+def print_report(directory: Path) -> None:
     """The table of a sweep, whose files are written beside its jobs."""
-    from lockstep.report.files import write_report
-
     try:
-        return write_report([directory], directory)
+        from lockstep.report.files import write_report
+
+        print(write_report([directory], directory))
     except Exception as error:  # the jobs' results are there: their lines must still be printed
-        return f"the report could not be written: {one_line(error)}"
+        print(f"the report could not be written: {one_line(error)}")
 
 
 def closing_lines(directory: Path, planned: Sequence[str] = ()) -> str:

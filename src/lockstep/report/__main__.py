@@ -23,7 +23,8 @@ def main(arguments: list[str]) -> int:
     into: Path = options.into or options.directories[0]
     try:
         print(write_report(options.directories, into))
-        print("\n".join(errors_of(read_jobs(options.directories))))
+        for line in errors_of(read_jobs(options.directories)):
+            print(line)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

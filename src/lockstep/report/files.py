@@ -65,7 +65,8 @@ def as_markdown(jobs: list[Job], rows: list[Row]) -> str:
     lines += [_cells(columns), "|" + "---|" * len(columns)]
     lines += [_cells([text_of(row, name) for name in columns]) for row in rows]
     failed = errors_of(jobs)
-    lines += ["", "Not finished:", "", *(f"-{line.strip()}" for line in failed)] if failed else []
+    if failed:
+        lines += ["", "Not finished:", "", *(f"- {_plain(line.strip())}" for line in failed)]
     return "\n".join(lines) + "\n"
 
 
@@ -75,4 +76,11 @@ def _shared(jobs: list[Job]) -> str:
 
 
 def _cells(cells: list[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(map(_plain, cells)) + " |"
+
+
+def _plain(text: str) -> str:
+    """No markup and no new cell or line, whatever people wrote."""
+    for character, instead in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("\n", " ")):
+        text = text.replace(character, instead)
+    return text

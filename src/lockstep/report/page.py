@@ -44,8 +44,8 @@ def page(jobs: list[Job], rows: list[Row], figures: dict[str, str]) -> str:
 <html lang="en"><head><meta charset="utf-8"><title>Report</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>
 <body><h1>Report</h1>
-<p>{len(jobs)} jobs.{shared} Speed-up and efficiency are against the row on one device, of the same
-strategy where there is one; a row agrees when all its metrics are those of that row, to
+<p>{len(jobs)} jobs.{shared} Speed-up and efficiency are against one device, with the same strategy
+where that was run; a row agrees when all its metrics are those of the first job on one device, to
 {TOLERANCE:g} relative.</p>
 <div class="wide">{_table(rows)}</div>
 {failed}{drawn}

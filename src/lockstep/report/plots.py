@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from lockstep.report.reading import Job
-from lockstep.report.table import SPLIT, Row
+from lockstep.report.table import SPLIT, Row, elsewhere
 
 WIDTH, HEIGHT = 11.0, 3.6
 """Inches."""
@@ -31,8 +32,14 @@ def draw(jobs: list[Job], rows: list[Row], into: Path) -> dict[str, str]:
             file = io.StringIO()
             figure.savefig(file, format="svg", metadata={"Date": None})
             svg = file.getvalue()
-            drawn[caption] = svg[svg.index("<svg") :]
+            drawn[caption] = _inline(svg)
     return drawn
+
+
+def _inline(svg: str) -> str:
+    """For a page: without the addresses of namespaces, which HTML knows, and of matplotlib."""
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    return re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
 
 
 def curves(jobs: list[Job]) -> Figure | None:
@@ -64,28 +71,33 @@ def curves(jobs: list[Job]) -> Figure | None:
 
 
 def scaling(rows: list[Row]) -> Figure | None:
-    """Where strategy or devices vary: a line per strategy."""
+    """Where strategy or devices vary: a line per strategy, and per other values that vary; dotted,
+    what its first point would be on more devices if nothing were lost."""
     by_strategy: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         speed, job = row.values.get("samples/s"), row.jobs[0]
         if speed and SPLIT & job.overrides.keys():
-            by_strategy.setdefault(job.result["strategy"], []).append((job.devices, speed))
+            others = [f"{key}={value}" for key, value in elsewhere(job) if key in row.values]
+            name = " ".join([job.result["strategy"], *others])
+            by_strategy.setdefault(name, []).append((job.devices, speed))
     if not any(len({devices for devices, _ in points}) > 1 for points in by_strategy.values()):
         return None
     figure = Figure(figsize=(WIDTH / 2, HEIGHT), layout="constrained")
     axes = figure.subplots()
     for strategy, points in sorted(by_strategy.items()):
         points.sort()
-        axes.plot(*zip(*points, strict=True), marker="o", label=strategy)
-    least = min(points[0] for points in by_strategy.values())
+        (line,) = axes.plot(*zip(*points, strict=True), marker="o", label=strategy)
+        (devices, speed), last = points[0], points[-1][0]
+        axes.plot([devices, last], [speed, speed * last / devices], ":", color=line.get_color())
     most = max(devices for points in by_strategy.values() for devices, _ in points)
-    axes.plot([least[0], most], [least[1], least[1] * most / least[0]], "k:", label="ideal")
+    axes.plot([], [], "k:", label="ideal")
     axes.set_xlabel("devices")
     axes.set_ylabel("samples per second")
     axes.set_xticks(range(1, most + 1))
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend()
+    for text in axes.legend().get_texts():
+        text.set_parse_math(False)  # a value may have dollar signs
     return figure
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from lockstep.errors import UsageError
 from lockstep.results import Result, read_result
@@ -19,6 +22,7 @@ History = dict[str, list[tuple[int, float, float]]]
 @dataclass(frozen=True)
 class Job:
     name: str
+    """Unique within a report."""
     directory: Path
     result: Result
     overrides: dict[str, str]
@@ -30,8 +34,15 @@ class Job:
 
     @property
     def devices(self) -> int:
+        """Of all nodes together."""
         devices = self.result.get("devices", 1)
-        return len(devices) if isinstance(devices, list) else int(devices)
+        local = len(devices) if isinstance(devices, list) else int(devices)
+        return local * int(self.result.get("num_nodes", 1))
+
+    @property
+    def known(self) -> bool:
+        """Whether its overrides are: not of a torn result without a ``.hydra/``."""
+        return bool(self.overrides) or self.finished
 
 
 def read_jobs(directories: Iterable[Path]) -> list[Job]:
@@ -39,24 +50,40 @@ def read_jobs(directories: Iterable[Path]) -> list[Job]:
 
     Raises `UsageError` for a directory without any.
     """
+    roots = [directory.resolve() for directory in directories]
+    # Jobs of several sweeps have the same numbers: their names then begin with what differs.
+    top = Path(os.path.commonpath(roots))
     jobs = []
-    for directory in directories:
-        paths = sorted(directory.glob("**/result.json"), key=_order)
-        if not paths:
+    for directory, root in zip(directories, roots, strict=True):
+        if not any(root.glob("**/result.json")):
             raise UsageError(
                 f"A report needs directories of runs or sweeps; {directory} holds no result.json. "
                 "Look in multirun/ and outputs/."
             )
-        jobs += [read_job(path, directory) for path in paths]
+        jobs += [read_job(run, top) for run in sorted(_runs(root), key=_order)]
     return jobs
 
 
-def read_job(path: Path, root: Path) -> Job:
-    result = read_result(path)
-    overrides = dict(split_override(item) for item in result.get("overrides", []))
-    inner = path.parent.relative_to(root).as_posix()
-    name = path.parent.name if inner == "." else inner
-    return Job(name, path.parent, result, overrides, read_history(path.parent / "metrics.csv"))
+def _runs(root: Path) -> set[Path]:
+    """Directories of runs: what was ended before it had a result has its overrides."""
+    results = {path.parent for path in root.glob("**/result.json")}
+    return results | {path.parent.parent for path in root.glob("**/.hydra/overrides.yaml")}
+
+
+def read_job(directory: Path, top: Path) -> Job:
+    path = directory / "result.json"
+    missing = {"status": "no result", "error": "it was ended before it wrote result.json"}
+    result = read_result(path) if path.exists() else missing
+    given = result["overrides"] if "overrides" in result else _given(directory)
+    overrides = dict(split_override(item) for item in given)
+    inner = directory.relative_to(top).as_posix()
+    name = directory.name if inner == "." else inner
+    return Job(name, directory, result, overrides, read_history(directory / "metrics.csv"))
+
+
+def _given(directory: Path) -> list[str]:
+    path = directory / ".hydra" / "overrides.yaml"
+    return list(yaml.safe_load(path.read_text()) or []) if path.exists() else []
 
 
 def split_override(override: str) -> tuple[str, str]:
@@ -65,33 +92,40 @@ def split_override(override: str) -> tuple[str, str]:
 
 
 def read_history(path: Path) -> History:
-    """The columns of a ``metrics.csv``; empty when there is none."""
+    """The columns of a ``metrics.csv``, up to the first line that was cut; empty when there is
+    none."""
     history: History = {}
     if not path.exists():
         return history
     with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            for name, text in row.items():
-                if name not in ("step", "epoch", "seconds") and text:
-                    place = (int(row["step"]), float(row["seconds"]), float(text))
-                    history.setdefault(name, []).append(place)
+        lines = csv.reader(file)
+        header = next(lines, [])
+        for line in lines:
+            try:
+                row = dict(zip(header, line, strict=True))
+                step, seconds = int(row.pop("step")), float(row.pop("seconds"))
+                values = {name: float(text) for name, text in row.items() if text}
+            except (ValueError, KeyError):
+                break
+            for name in values.keys() - {"epoch"}:
+                history.setdefault(name, []).append((step, seconds, values[name]))
     return history
 
 
 def varied_keys(jobs: list[Job]) -> list[str]:
     """The keys whose values differ between the jobs, in the order of the command line."""
-    keys = dict.fromkeys(key for job in jobs for key in job.overrides)
-    varied = [key for key in keys if len({job.overrides.get(key) for job in jobs}) > 1]
+    known = [job for job in jobs if job.known]
+    keys = dict.fromkeys(key for job in known for key in job.overrides)
+    varied = [key for key in keys if len({job.overrides.get(key) for job in known}) > 1]
     return [key for key in varied if key not in ("resume", "sweep.resume")]
 
 
 def common_overrides(jobs: list[Job]) -> list[str]:
     """``key=value`` of what all jobs share."""
     varied = varied_keys(jobs)
-    shared = jobs[0].overrides if jobs else {}
+    shared = next((job.overrides for job in jobs if job.known), {})
     return [f"{key}={value}" for key, value in shared.items() if key not in varied]
 
 
-def _order(path: Path) -> tuple[Any, ...]:
-    name = path.parent.name
-    return (path.parent.parent, int(name) if name.isdigit() else sys.maxsize, name)
+def _order(run: Path) -> tuple[Any, ...]:
+    return (run.parent, int(run.name) if run.name.isdigit() else sys.maxsize, run.name)

@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.report.reading import Job, varied_keys
 
-SPLIT = {"trainer.strategy", "trainer.devices", "strategy", "trainer.num_nodes"}
+SPLIT = {"trainer.strategy", "trainer.devices", "trainer.num_nodes", "strategy", "strategy.name"}
 """Keys that say where a run is computed: a difference in them must not show in the metrics."""
 TOLERANCE = 1e-3
 """Relative; float32 sums in another order are 1e-6 apart after a step, more after thousands."""
@@ -27,39 +27,42 @@ class Row:
 
 
 def rows_of(jobs: list[Job]) -> list[Row]:
-    """A row per job, or per group of jobs that differ in their seed alone."""
+    """A row per job, or per group of finished jobs of one sweep that differ in their seed alone."""
     varied = varied_keys(jobs)
     groups: dict[tuple[Any, ...], list[Job]] = {}
     for job in jobs:
         place = tuple(job.overrides.get(key) for key in varied if key != "seed")
         alone = () if "seed" in varied and job.finished else (job.name,)
-        groups.setdefault((*place, *alone), []).append(job)
-    rows = [_row(group, varied) for group in groups.values()]
-    for row in rows:
-        _compare(row, reference_of(row, rows))
-    return rows
+        groups.setdefault((job.directory.parent, *place, *alone), []).append(job)
+    return [_row(group, varied, jobs) for group in groups.values()]
 
 
-def _row(jobs: list[Job], varied: list[str]) -> Row:
-    name = jobs[0].name if len(jobs) == 1 else f"{jobs[0].name}.. ({len(jobs)} seeds)"
-    keys = [key for key in varied if key != "seed" or len(jobs) == 1]
-    row = Row(jobs, {"job": name, "status": jobs[0].result.get("status", "unknown")})
-    row.values |= {key: jobs[0].overrides.get(key) for key in keys}
-    if not jobs[0].finished:
+def _row(repeats: list[Job], varied: list[str], jobs: list[Job]) -> Row:
+    first, count = repeats[0], len(repeats)
+    name = first.name if count == 1 else f"{first.name}.. ({count} seeds)"
+    keys = [key for key in varied if key != "seed" or count == 1]
+    row = Row(repeats, {"job": name, "status": first.result.get("status", "unknown")})
+    row.values |= {key: first.overrides.get(key) for key in keys}
+    if not first.finished:
         return row
-    each = [_measured(job) for job in jobs]
-    for key in each[0]:
+    each = [_measured(job) | _compared(job, jobs) for job in repeats]
+    for key in dict.fromkeys(key for one in each for key in one if key != "agrees"):
         numbers = [one[key] for one in each if isinstance(one.get(key), int | float)]
         row.values[key] = mean(numbers) if numbers else None
         if len(numbers) > 1:
             row.spread[key] = stdev(numbers)
+    agreed = [one["agrees"] for one in each if "agrees" in one]
+    row.values["agrees"] = all(agreed) if agreed else None
     return row
+
+
+def _metrics(job: Job) -> dict[str, float]:
+    return {k: v for k, v in job.result["metrics"].items() if isinstance(v, int | float)}
 
 
 def _measured(job: Job) -> Values:
     result = job.result
     memory = [value / MEGABYTE for value in result.get("peak_memory_bytes", [])]
-    numbers = {k: v for k, v in result["metrics"].items() if isinstance(v, int | float)}
     low, high = result.get("samples_per_second_quartiles") or (None, None)
     return {
         "samples/s": result.get("samples_per_second"),
@@ -71,46 +74,49 @@ def _measured(job: Job) -> Values:
         "MB in all": sum(memory) if memory else None,
         "exchange share": result.get("exchange_share"),
         "exchanged bytes": result.get("exchanged_bytes_per_step"),
-        **numbers,
+        **_metrics(job),
     }
 
 
-def reference_of(row: Row, rows: list[Row]) -> Row | None:
-    """The row on one device that differs from this one in where it was computed alone."""
-    if not row.jobs[0].finished:
-        return None
+def references_of(job: Job, jobs: list[Job]) -> tuple[Job | None, Job | None]:
+    """What a job's speed, and what its metrics are compared with: jobs on one device that differ
+    from it, if at all, in where they were computed; of its own sweep where there is one.
+
+    Speed: of the same strategy where there is one. Metrics: one for all strategies, for a wrong
+    strategy may well agree with itself.
+    """
     same = [
         other
-        for other in rows
-        if other.jobs[0].finished
-        and other.jobs[0].devices == 1
-        and _elsewhere(other) == _elsewhere(row)
+        for other in jobs
+        if other.finished and other.devices == 1 and elsewhere(other) == elsewhere(job)
     ]
-    own = row.jobs[0].overrides.get("trainer.strategy")
-    plain = [other for other in same if other.jobs[0].overrides.get("trainer.strategy") == own]
-    candidates = plain or same
-    return candidates[0] if candidates else None
+    same.sort(key=lambda other: other.directory.parent != job.directory.parent)
+    own = [other for other in same if other.result.get("strategy") == job.result.get("strategy")]
+    return next(iter(own or same), None), next(iter(same), None)
 
 
-def _elsewhere(row: Row) -> list[tuple[str, str]]:
-    ignored = SPLIT | ({"seed"} if len(row.jobs) > 1 else set())
-    return sorted(item for item in row.jobs[0].overrides.items() if item[0] not in ignored)
+def elsewhere(job: Job) -> list[tuple[str, str]]:
+    """The overrides that say what is computed."""
+    ignored = SPLIT | {"resume", "sweep.resume"}
+    return sorted(item for item in job.overrides.items() if item[0] not in ignored)
 
 
-def _compare(row: Row, reference: Row | None) -> None:
-    if reference is None or reference is row:
-        return
-    own, other = row.values.get("samples/s"), reference.values.get("samples/s")
-    if own and other:
-        row.values["speed-up"] = own / other
-        row.values["efficiency"] = own / other / row.jobs[0].devices
-    metrics = row.jobs[0].result["metrics"]
-    names = [name for name in metrics if isinstance(row.values.get(name), int | float)]
-    row.values["agrees"] = all(
-        abs(row.values[name] - reference.values.get(name, float("nan")))
-        <= TOLERANCE * max(abs(reference.values.get(name, 0.0)), 1e-12)
-        for name in names
-    )
+def _compared(job: Job, jobs: list[Job]) -> Values:
+    """Seed by seed: a mean over other seeds is another number."""
+    compared: Values = {}
+    fast, same = references_of(job, jobs)
+    own = job.result.get("samples_per_second")
+    other = fast.result.get("samples_per_second") if fast is not None else None
+    if fast is not job and own and other:
+        compared |= {"speed-up": own / other, "efficiency": own / other / job.devices}
+    if same is not None and same is not job:
+        expected = _metrics(same)
+        compared["agrees"] = all(
+            abs(value - expected.get(name, float("nan")))
+            <= TOLERANCE * max(abs(expected.get(name, 0.0)), 1e-12)
+            for name, value in _metrics(job).items()
+        )
+    return compared
 
 
 def columns_of(rows: list[Row]) -> list[str]:
@@ -134,7 +140,7 @@ def text_of(row: Row, column: str) -> str:
     if not isinstance(value, int | float):
         return str(value)
     text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return f"{text} ± {row.spread[column]:.2g}" if column in row.spread else text
+    return f"{text} +- {row.spread[column]:.2g}" if column in row.spread else text
 
 
 def errors_of(jobs: list[Job]) -> list[str]:
