@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from conftest import SMALL, Command, environment
 
 from lockstep.errors import UsageError
-from lockstep.report.files import write_report
+from lockstep.report.files import as_text, write_report
 from lockstep.report.reading import common_overrides, read_jobs, varied_keys
 from lockstep.report.table import errors_of, rows_of
 from lockstep.results import read_result
@@ -154,6 +155,48 @@ def test_a_history_ends_before_the_line_that_was_cut(tmp_path: Path, cut: str) -
     assert read.history == {"train/loss": [(7, 0.5, 2.0), *whole]}
 
 
+def test_a_narrow_terminal_gets_the_columns_that_fit(tmp_path: Path) -> None:
+    for name in range(2):
+        job(tmp_path, name, f"seed={name} optimizer.lr=0.{name}")
+    rows = rows_of(read_jobs([tmp_path]))
+    *lines, last = as_text(rows, 60).splitlines()
+    assert max(map(len, lines)) < 60
+    assert lines[1].split() == ["0", "finished", "0", "0.0", "100", "(90-110)"]
+    assert last == "  the terminal is too narrow for: " + ", ".join(
+        ["first step s", "wall s", "MB a rank", "MB in all", "test/loss"]
+    )
+    whole = as_text(rows).splitlines()
+    assert len(whole) == 3
+    assert whole[0].split()[-1] == "test/loss"
+
+
+def test_jobs_that_were_never_started_are_rows(tmp_path: Path) -> None:
+    job(tmp_path, 0, "trainer.max_epochs=1 seed=3")
+    job(tmp_path, 2, "trainer.max_epochs=1 seed=5 sweep.resume=latest")
+    task = ["trainer.max_epochs=1", "seed=range(3,7)", "sweep.resume=latest"]
+    sweeper = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+    plan = {"hydra": {"sweeper": {"_target_": sweeper}, "overrides": {"task": task}}}
+    (tmp_path / "multirun.yaml").write_text(yaml.safe_dump(plan))
+    assert errors_of(read_jobs([tmp_path])) == [
+        "  #1  not started  trainer.max_epochs=1 seed=4",
+        "  #3  not started  trainer.max_epochs=1 seed=6",
+    ]
+    plan["hydra"]["sweeper"] = {"_target_": "one.that.Searches"}
+    (tmp_path / "multirun.yaml").write_text(yaml.safe_dump(plan))
+    assert errors_of(read_jobs([tmp_path])) == []
+
+
+def test_curves_name_their_jobs_by_what_varies(tmp_path: Path) -> None:
+    from lockstep.report.plots import curves
+
+    for name, rate in enumerate(("0.1", "0.2")):
+        job(tmp_path, name, f"model=mlp optimizer.lr={rate}")
+    figure = curves(read_jobs([tmp_path]))
+    assert figure is not None
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["#0 lr=0.1", "#1 lr=0.2"]
+
+
 def test_jobs_of_two_sweeps_are_never_one_row(tmp_path: Path) -> None:
     for sweep, loss in (("a", 1.0), ("b", 3.0)):
         for seed in (1, 2):
@@ -282,7 +325,7 @@ def test_the_ring_and_the_root_are_drawn_from_the_measured_bytes(tmp_path: Path)
     for name, devices in enumerate((1, 2, 4)):
         sent = round(2 * (devices - 1) / devices * 1000)
         keys = f"trainer.strategy=ddp trainer.devices={devices}"
-        job(tmp_path, name, keys, exchanged_bytes_per_step=sent)
+        job(tmp_path, name, keys, exchanged_bytes_per_step=sent, gradient_bytes=1000)
     figure = exchange(rows_of(read_jobs([tmp_path])))
     assert figure is not None
     root, ring, measured = figure.axes[0].lines

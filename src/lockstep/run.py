@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from lockstep.build import Built, build
-from lockstep.callbacks.exchange import ExchangeCost
+from lockstep.callbacks.exchange import ExchangeCost, gradient_bytes
 from lockstep.callbacks.guards import FiniteLoss, PeerCheck, RankSeeds
 from lockstep.callbacks.resume_state import ResumeState
 from lockstep.callbacks.step_clock import StepClock
@@ -150,6 +150,7 @@ def describe_training(built: Built, run: Run) -> dict[str, Any]:
         **batch_sizes_used(built, run),
         **clock.measured(run.started, batch_sizes_used(built, run)["global_batch_size"]),
         **exchange_cost(trainer),
+        "gradient_bytes": gradient_bytes(built.module),
         "peak_memory_bytes": gather(peak_memory_bytes()),
         "pids": gather(os.getpid()),
         "threads_per_process": torch.get_num_threads(),

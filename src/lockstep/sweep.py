@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from typing_extensions import override
 
 from lockstep.errors import one_line
+from lockstep.report.reading import not_started
 from lockstep.results import Result, read_result
 
 
@@ -22,25 +20,10 @@ class RememberSweep(Callback):
     by `close`, at the end of the command; this notes that there is a sweep, and where."""
 
     directory: Path | None = None
-    planned: ClassVar[list[str]] = []
 
     @override
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         type(self).directory = Path(config.hydra.sweep.dir)
-        grid = config.hydra.sweeper._target_.endswith(".BasicSweeper")  # others decide as they go
-        type(self).planned = jobs(config.hydra.overrides.task) if grid else []
-
-
-def jobs(overrides: Sequence[str]) -> list[str]:
-    """The overrides of each job of a grid, in Hydra's order."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    choices = [
-        [f"{item.get_key_element()}={value}" for value in item.sweep_string_iterator()]
-        if item.is_sweep_override()
-        else [item.input_line or ""]
-        for item in parsed
-    ]
-    return [" ".join(job) for job in itertools.product(*choices)]
 
 
 def close() -> None:
@@ -49,7 +32,7 @@ def close() -> None:
     if directory is not None and directory.is_dir():
         if any(directory.glob("*/result.json")):
             print_report(directory)
-        print(closing_lines(directory, RememberSweep.planned), flush=True)
+        print(closing_lines(directory), flush=True)
 
 
 def print_report(directory: Path) -> None:
@@ -62,9 +45,9 @@ def print_report(directory: Path) -> None:
         print(f"the report could not be written: {one_line(error)}")
 
 
-def closing_lines(directory: Path, planned: Sequence[str] = ()) -> str:
+def closing_lines(directory: Path) -> str:
     """One line per job, by the ``result.json`` that it left, in the order of the jobs; then those
-    of ``planned`` that were not started."""
+    of the sweep's plan that were not started."""
     paths = sorted(directory.glob("*/result.json"), key=lambda path: _by_number(path.parent.name))
     results = {path.parent.name: read_result(path) for path in paths}
     counts: dict[str, int] = {}
@@ -72,10 +55,10 @@ def closing_lines(directory: Path, planned: Sequence[str] = ()) -> str:
         counts[result["status"]] = counts.get(result["status"], 0) + 1
     total = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     lines = [_line(name, result) for name, result in results.items()]
+    found = [result.get("overrides", []) for result in results.values()]
     lines += [
-        f"  #{number}  not started  {job}"
-        for number, job in enumerate(planned)
-        if str(number) not in results
+        f"  #{number}  not started  {' '.join(overrides)}"
+        for number, overrides in not_started(directory / "multirun.yaml", found)
     ]
     return "\n".join([f"sweep {directory}: {total or 'no job was started'}", *lines])
 

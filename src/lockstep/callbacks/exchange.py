@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
@@ -15,6 +16,12 @@ from lockstep.group import gather
 from lockstep.randomness import random_state, set_random_state
 
 ROUNDS = 10
+
+
+def gradient_bytes(module: nn.Module) -> int:
+    """Of all gradients of one backward pass."""
+    trained = [item for item in module.parameters() if item.requires_grad]
+    return sum(item.numel() * item.element_size() for item in trained)
 
 
 class ExchangeCost(Callback):
@@ -42,8 +49,7 @@ class ExchangeCost(Callback):
         model = trainer.strategy.model
         if isinstance(model, DistributedDataParallel) and self._batch is not None:
             self._seconds = self._measure(trainer, pl_module, model)
-            gradients = [item for item in pl_module.parameters() if item.requires_grad]
-            size = sum(item.numel() * item.element_size() for item in gradients)
+            size = gradient_bytes(pl_module)
             self._bytes = round(2 * (trainer.world_size - 1) / trainer.world_size * size)
         self._batch = None
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.report.reading import Job, common_overrides, read_jobs
-from lockstep.report.table import Row, columns_of, errors_of, rows_of, text_of
+from lockstep.report.table import QUARTILES, Row, columns_of, errors_of, rows_of, text_of
 from lockstep.results import write_atomically
-
-IN_TERMINAL = ("quarter below", "quarter above", "MB in all", "exchanged bytes")
-"""Columns that the files have and the terminal leaves out."""
 
 
 def write_report(directories: Sequence[Path], into: Path) -> str:
@@ -31,19 +30,26 @@ def write_report(directories: Sequence[Path], into: Path) -> str:
     from lockstep.report.page import page
 
     write_atomically(into / "report.html", page(jobs, rows, figures))
-    lines = [as_text(rows), note, f"report: {into / 'report.html'}"]
+    lines = [_shared(jobs), as_text(rows), note, f"report: {into / 'report.html'}"]
     return "\n".join(line for line in lines if line)
 
 
-def as_text(rows: list[Row]) -> str:
-    columns = [name for name in columns_of(rows) if name not in IN_TERMINAL]
-    table = [columns, *([text_of(row, name) for name in columns] for row in rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
-    return "\n".join(
-        "  "
-        + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in table
-    )
+def as_text(rows: list[Row], width: int | None = None) -> str:
+    """``width`` in characters; None: that of the terminal, and no limit for a file."""
+    width = width or shutil.get_terminal_size((sys.maxsize, 0)).columns
+    columns = [name for name in columns_of(rows) if name not in QUARTILES]
+    table = [[name, *(text_of(row, name) for row in rows)] for name in columns]
+    widths = [2 + max(map(len, column)) for column in table]
+    shown = next((n for n in range(len(table), 1, -1) if sum(widths[:n]) < width), 1)
+    lines = [
+        "".join(
+            f"  {column[i].ljust(w - 2)}" for column, w in zip(table[:shown], widths, strict=False)
+        )
+        for i in range(len(rows) + 1)
+    ]
+    if shown < len(columns):
+        lines.append(f"  the terminal is too narrow for: {', '.join(columns[shown:])}")
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def as_csv(rows: list[Row]) -> str:
@@ -60,7 +66,7 @@ def as_csv(rows: list[Row]) -> str:
 
 
 def as_markdown(jobs: list[Job], rows: list[Row]) -> str:
-    columns = columns_of(rows)
+    columns = [name for name in columns_of(rows) if name not in QUARTILES]
     lines = ["# Report", "", f"{len(jobs)} jobs. {_shared(jobs)}", ""]
     lines += [_cells(columns), "|" + "---|" * len(columns)]
     lines += [_cells([text_of(row, name) for name in columns]) for row in rows]

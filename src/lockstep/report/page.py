@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from lockstep.report.reading import Job, common_overrides
-from lockstep.report.table import TOLERANCE, Row, columns_of, errors_of, text_of
+from lockstep.report.table import QUARTILES, TOLERANCE, Row, columns_of, errors_of, text_of
 
 STYLE = """
 :root { color-scheme: light dark;
@@ -54,7 +54,7 @@ where that was run; a row agrees when all its metrics are those of the first job
 
 
 def _table(rows: list[Row]) -> str:
-    columns = columns_of(rows)
+    columns = [name for name in columns_of(rows) if name not in QUARTILES]
     words = {name for name in columns if any(isinstance(r.values.get(name), str) for r in rows)}
     head = "".join(f"<th{_kind(name in words)}>{escape(name)}</th>" for name in columns)
     body = "".join("<tr>" + "".join(_cell(row, name) for name in columns) + "</tr>" for row in rows)

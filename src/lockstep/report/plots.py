@@ -8,11 +8,13 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from lockstep.report.reading import Job
+from lockstep.report.reading import Job, varied_keys
 from lockstep.report.table import SPLIT, Row, elsewhere
 
 WIDTH, HEIGHT = 11.0, 3.6
 """Inches."""
+LABEL = 40
+"""Characters of a job in a legend."""
 
 
 def draw(jobs: list[Job], rows: list[Row], into: Path) -> dict[str, str]:
@@ -48,6 +50,7 @@ def curves(jobs: list[Job]) -> Figure | None:
     lines = [(job, points) for job, points in shown if points]
     if not lines:
         return None
+    varied = varied_keys(jobs)
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     for axes, unit in zip(
         figure.subplots(1, 3, sharey=True), ("steps", "samples", "seconds"), strict=True
@@ -60,14 +63,22 @@ def curves(jobs: list[Job]) -> Figure | None:
                 "seconds": [seconds for _, seconds, _ in points],
             }
             values = [value for _, _, value in points]
-            axes.plot(along[unit], values, marker=".", alpha=0.8, label=f"#{job.name}")
+            axes.plot(along[unit], values, marker=".", alpha=0.8, label=_label(job, varied))
         axes.set_xlabel(unit)
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("loss")
     if len(lines) <= 12:
         labels = figure.axes[-1].get_legend_handles_labels()
-        figure.legend(*labels, loc="outside right center", fontsize="small")
+        legend = figure.legend(*labels, loc="outside right center", fontsize="small")
+        for text in legend.get_texts():
+            text.set_parse_math(False)  # a value may have dollar signs
     return figure
+
+
+def _label(job: Job, varied: list[str]) -> str:
+    """The number, and the values that vary, by the last parts of their keys."""
+    values = [f"{key.rpartition('.')[2]}={job.overrides.get(key)}" for key in varied]
+    return " ".join([f"#{job.name}", *values])[:LABEL]
 
 
 def scaling(rows: list[Row]) -> Figure | None:
@@ -104,21 +115,23 @@ def scaling(rows: list[Row]) -> Figure | None:
 def exchange(rows: list[Row]) -> Figure | None:
     """Of N devices and P bytes of gradients, a parameter server's root moves 2 (N - 1) P per step,
     each link of a ring 2 (N - 1) / N P."""
+    jobs = [row.jobs[0] for row in rows]
+    size = next((bytes_ for job in jobs if (bytes_ := job.result.get("gradient_bytes"))), None)
+    counts = {job.devices for job in jobs if job.finished}
+    if size is None or len(counts) < 2:
+        return None
     measured = [
         (row.jobs[0].devices, row.values["exchanged bytes"])
         for row in rows
         if row.values.get("exchanged bytes")
     ]
-    if not measured:
-        return None
-    devices, sent = measured[0]
-    size = sent * devices / (2 * (devices - 1)) if devices > 1 else sent
-    numbers = range(1, max(8, *(count for count, _ in measured)) + 1)
+    numbers = range(1, max(8, *counts) + 1)
     figure = Figure(figsize=(WIDTH / 2, HEIGHT), layout="constrained")
     axes = figure.subplots()
     axes.plot(numbers, [2 * (n - 1) * size for n in numbers], label="parameter server, its root")
     axes.plot(numbers, [2 * (n - 1) / n * size for n in numbers], label="ring, each link")
-    axes.plot(*zip(*measured, strict=True), "ko", label="these jobs")
+    if measured:
+        axes.plot(*zip(*measured, strict=True), "ko", label="these jobs")
     axes.set_xlabel("devices")
     axes.set_ylabel("bytes per step")
     axes.grid(alpha=0.3)

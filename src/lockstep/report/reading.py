@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from lockstep.results import Result, read_result
 
 History = dict[str, list[tuple[int, float, float]]]
 """Metric -> its (step, seconds, value)."""
+GOING_ON = ("resume", "sweep.resume")
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""In C where there is one: a sweep's plan holds its whole config."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,53 @@ def read_jobs(directories: Iterable[Path]) -> list[Job]:
                 "Look in multirun/ and outputs/."
             )
         jobs += [read_job(run, top) for run in sorted(_runs(root), key=_order)]
+        jobs += [
+            job for plan in sorted(root.glob("**/multirun.yaml")) for job in _missing(plan, top)
+        ]
     return jobs
+
+
+def _missing(plan: Path, top: Path) -> list[Job]:
+    sweep = plan.parent
+    found = [read_result(path).get("overrides", []) for path in sweep.glob("*/result.json")]
+    missing = []
+    for number, overrides in not_started(plan, found):
+        directory = sweep / str(number)
+        given = dict(split_override(item) for item in overrides)
+        name = directory.relative_to(top).as_posix()
+        missing.append(Job(name, directory, {"status": "not started"}, given, {}))
+    return missing
+
+
+def not_started(plan: Path, found: Iterable[list[str]]) -> list[tuple[int, list[str]]]:
+    """Number and overrides of the jobs that a grid's ``multirun.yaml`` has beyond those found.
+
+    A sweeper that searches decides as it goes: it has none.
+    """
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    if not plan.exists():
+        return []
+    hydra = yaml.load(plan.read_text(), Loader=LOADER)["hydra"]
+    if not hydra["sweeper"]["_target_"].endswith(".BasicSweeper"):
+        return []
+    parsed = OverridesParser.create().parse_overrides(hydra["overrides"]["task"])
+    (planned,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    there = Counter(tuple(_told(overrides)) for overrides in found)
+    missing = []
+    for number, overrides in enumerate(planned):
+        job = tuple(_told(overrides))
+        if there[job]:
+            there[job] -= 1
+        else:
+            missing.append((number, list(job)))
+    return missing
+
+
+def _told(overrides: list[str]) -> list[str]:
+    """Without what makes a sweep go on: its jobs are the same."""
+    return [item for item in overrides if split_override(item)[0] not in GOING_ON]
 
 
 def _runs(root: Path) -> set[Path]:
@@ -117,7 +167,7 @@ def varied_keys(jobs: list[Job]) -> list[str]:
     known = [job for job in jobs if job.known]
     keys = dict.fromkeys(key for job in known for key in job.overrides)
     varied = [key for key in keys if len({job.overrides.get(key) for job in known}) > 1]
-    return [key for key in varied if key not in ("resume", "sweep.resume")]
+    return [key for key in varied if key not in GOING_ON]
 
 
 def common_overrides(jobs: list[Job]) -> list[str]:

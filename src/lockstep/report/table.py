@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
 
-from lockstep.report.reading import Job, varied_keys
+from lockstep.report.reading import GOING_ON, Job, varied_keys
 
 SPLIT = {"trainer.strategy", "trainer.devices", "trainer.num_nodes", "strategy", "strategy.name"}
 """Keys that say where a run is computed: a difference in them must not show in the metrics."""
-TOLERANCE = 1e-3
+TOLERANCE = 1e-4
 """Relative; float32 sums in another order are 1e-6 apart after a step, more after thousands."""
+QUARTILES = ("quarter below", "quarter above")
+"""Columns of their own in ``report.csv``; for people they stand behind the median."""
 MEGABYTE = 2**20
 
 Values = dict[str, Any]
@@ -97,7 +99,7 @@ def references_of(job: Job, jobs: list[Job]) -> tuple[Job | None, Job | None]:
 
 def elsewhere(job: Job) -> list[tuple[str, str]]:
     """The overrides that say what is computed."""
-    ignored = SPLIT | {"resume", "sweep.resume"}
+    ignored = SPLIT.union(GOING_ON)
     return sorted(item for item in job.overrides.items() if item[0] not in ignored)
 
 
@@ -140,7 +142,10 @@ def text_of(row: Row, column: str) -> str:
     if not isinstance(value, int | float):
         return str(value)
     text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return f"{text} +- {row.spread[column]:.2g}" if column in row.spread else text
+    if column in row.spread:
+        return f"{text} +- {row.spread[column]:.2g}"
+    low, high = (row.values.get(name) for name in QUARTILES)
+    return f"{text} ({low:,.0f}-{high:,.0f})" if column == "samples/s" and low else text
 
 
 def errors_of(jobs: list[Job]) -> list[str]:
