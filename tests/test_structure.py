@@ -21,6 +21,7 @@ ROOMS = [
     ["spawn"],
     ["report"],
     ["launch", "sweep"],
+    ["slots"],
     ["cli"],
     ["parity"],
 ]
@@ -63,6 +64,9 @@ WITHOUT_TORCH = [
     "launch",
     "summary",
     "sweep",
+    "slots/host",
+    "slots/pool",
+    "slots/schedule",
     "parity/__main__",
     "parity/trial",
 ]

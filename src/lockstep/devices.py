@@ -49,12 +49,19 @@ def resolve_accelerator(asked: str, environ: Mapping[str, str] = os.environ) -> 
     return "gpu" if asked == "cuda" else asked
 
 
+def cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def available(accelerator: str, environ: Mapping[str, str] = os.environ) -> int:
     """Devices of one kind on this machine; of a CPU, its cores, which any number may share."""
     if accelerator == "gpu":
         # Without NVIDIA's library there may still be GPUs (ROCm): only then torch is asked.
         return nvidia_gpus(environ) or _torch_gpus()
-    return 1 if accelerator == "mps" else os.cpu_count() or 1
+    return 1 if accelerator == "mps" else cores()
 
 
 def _torch_gpus() -> int:

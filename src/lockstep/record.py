@@ -154,3 +154,12 @@ def record_refusal(directory: Path, overrides: list[str], error: str) -> None:
     if not path.exists():
         refusal = {"status": "failed", "error": error, "overrides": overrides}
         write_atomically(path, json.dumps(refusal, indent=2) + "\n")
+
+
+def record_death(directory: Path, overrides: list[str], error: str) -> None:
+    """Finish the ``result.json`` of a run whose processes are gone."""
+    path = directory / "result.json"
+    result = read_result(path) if path.exists() else {"overrides": overrides}
+    if result.get("status") in (None, "running", "unreadable"):
+        result |= {"status": "failed", "error": error}
+        write_atomically(path, json.dumps(result, indent=2) + "\n")

@@ -27,6 +27,7 @@ from lockstep.callbacks.stop_together import StopTogether
 from lockstep.checkpoints import load_weights
 from lockstep.data import DataModule
 from lockstep.data.sharding import TrainShards
+from lockstep.devices import cores
 from lockstep.epoch_mean import EpochMean
 from lockstep.errors import UsageError
 from lockstep.group import gather, leave_group
@@ -222,10 +223,13 @@ def log_config(trainer: Trainer, run: Run) -> None:
 def set_threads(run: Run) -> None:
     """Share the cores out over the processes of this machine, unless OMP_NUM_THREADS is set."""
     processes = min(run.placement.world_size, run.placement.device_count)
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     if run.config.launch.threads is not None:
         torch.set_num_threads(run.config.launch.threads)
-    elif "OMP_NUM_THREADS" not in os.environ and processes > 1:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
+    elif given.isdigit():
+        torch.set_num_threads(int(given))  # the fork server may have read another value
+    elif processes > 1:
+        torch.set_num_threads(max(1, cores() // processes))
 
 
 def peak_memory_bytes() -> int:

@@ -1,0 +1,1 @@
+"""What Hydra finds of this project by itself: a launcher and a sweeper."""

@@ -1,0 +1,1 @@
+"""Several jobs of a sweep at once, each on devices of its own: ``hydra/launcher=slots``."""

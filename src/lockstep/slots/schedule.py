@@ -1,0 +1,213 @@
+"""Which job runs when: as many at once as the slots allow, in order as far as they fit."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from lockstep.errors import RunFailed, UsageError
+from lockstep.processes import unchanged_process
+from lockstep.record import record_death, record_refusal
+from lockstep.signals import leave_on_signals, stop
+from lockstep.slots.board import Board
+from lockstep.slots.host import Ended, Host
+from lockstep.slots.pool import Demand, NoSuchSlots, Pool, demand_of
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+Source = Callable[[], "Job | None"]
+"""The next job; None: there is none now."""
+
+
+@dataclass
+class Job:
+    number: int
+    overrides: list[str]
+    config: DictConfig | None = None
+    directory: Path = Path()
+    demand: Demand | None = None
+    slots: list[str] = field(default_factory=list)
+    host: Host | None = None
+    started: float = 0.0
+    result: JobReturn = field(default_factory=JobReturn)
+
+    @property
+    def words(self) -> str:
+        return " ".join(self.overrides)
+
+
+class Schedule:
+    """Runs jobs from ``source`` and tells ``finished`` of each as it ends.
+
+    ``ahead`` jobs are taken from the source before the slots for them are free: with all of them
+    the first that fits is started, a search wants to know the results first.
+    """
+
+    def __init__(
+        self, config: DictConfig, hydra_context: HydraContext, task: TaskFunction, slots: Any
+    ) -> None:
+        self.config, self.hydra_context, self.task = config, hydra_context, task
+        self.asked = slots
+        self.directory = Path(config.hydra.sweep.dir)
+        self.pools: dict[str, Pool] = {}
+        self.waiting: list[Job] = []
+        self.running: list[Job] = []
+        self.idle: list[Host] = []
+
+    def run(
+        self, source: Source, finished: Callable[[Job], None], total: int, ahead: int | None = None
+    ) -> None:
+        with unchanged_process(), Board(total) as self.board, self._no_host_left():
+            leave_on_signals()
+            while True:
+                self._start(source, finished, ahead)
+                if not self.running:
+                    return
+                self._wait(finished)
+
+    def _start(self, source: Source, finished: Callable[[Job], None], ahead: int | None) -> None:
+        """Start every job that fits what is free, the earlier first."""
+        while True:
+            job = self._next_that_fits(source, finished, ahead)
+            if job is None:
+                return
+            assert job.demand is not None
+            pool = self.pools[job.demand.accelerator]
+            if not self.idle:
+                log_file = self.directory / "hosts.log"
+                self.idle.append(Host(self.hydra_context, self.task, log_file))
+            job.host, job.started = self.idle.pop(), time.monotonic()
+            assert job.config is not None
+            job.host.start(job.config, pool.environment(job.slots, job.demand), job.directory)
+            self.running.append(job)
+            self.board.started(job.number, job.words, job.slots)
+
+    def _next_that_fits(
+        self, source: Source, finished: Callable[[Job], None], ahead: int | None
+    ) -> Job | None:
+        for job in self._candidates(source, ahead):
+            try:
+                pool = self._pool_of(job)
+                job.slots = pool.take(self._demand(job)) or []
+            except (UsageError, OmegaConfBaseException) as error:
+                if isinstance(error, NoSuchSlots):
+                    raise
+                self.waiting.remove(job)
+                self._refuse(job, error, finished)
+            if job.slots:
+                self.waiting.remove(job)
+                return job
+        return None
+
+    def _candidates(self, source: Source, ahead: int | None) -> Iterator[Job]:
+        """The jobs that wait, then new ones, each looked at only when it is needed."""
+        yield from list(self.waiting)
+        while ahead is None or len(self.waiting) < ahead:
+            if self.pools and not any(pool.free for pool in self.pools.values()):
+                return
+            job = source()
+            if job is None:
+                return
+            self.waiting.append(job)
+            yield job
+
+    def _demand(self, job: Job) -> Demand:
+        if job.demand is None:
+            job.demand = demand_of(self._compose(job))
+        return job.demand
+
+    def _pool_of(self, job: Job) -> Pool:
+        kind = self._demand(job).accelerator
+        if kind not in self.pools:
+            self.pools[kind] = Pool(kind, self.asked)
+            self.board.slots = sum(pool.size for pool in self.pools.values())
+        return self.pools[kind]
+
+    def _refuse(self, job: Job, error: Exception, finished: Callable[[Job], None]) -> None:
+        if job.directory != Path():
+            record_refusal(job.directory, job.overrides, str(error))
+        log.error("#%d error: %s", job.number, error)
+        self._end(job, Ended(error=str(error), usage=True), finished)
+
+    def _compose(self, job: Job) -> DictConfig:
+        """The job's config, and its directory: decided here, where no two jobs decide at once."""
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, job.overrides)
+        with open_dict(config):
+            config.hydra.job.id = config.hydra.job.num = job.number
+        before = HydraConfig.instance().cfg
+        HydraConfig.instance().set_config(config)
+        try:
+            place = str(OmegaConf.select(config, "hydra.sweep.subdir"))
+        finally:
+            HydraConfig.instance().cfg = before
+        with read_write(config.hydra):
+            config.hydra.sweep.subdir = place
+        job.config, job.directory = config, self.directory / place
+        job.directory.mkdir(parents=True, exist_ok=True)
+        return config
+
+    def _wait(self, finished: Callable[[Job], None]) -> None:
+        """Until a job has ended, or for a moment."""
+        by_handle: dict[Any, Job] = {}
+        for job in self.running:
+            assert job.host is not None
+            by_handle[job.host.connection] = by_handle[job.host.process.sentinel] = job
+        ready = wait(list(by_handle), timeout=TICK_S)
+        for job in {id(by_handle[handle]): by_handle[handle] for handle in ready}.values():
+            host, demand = job.host, job.demand
+            assert host is not None
+            assert demand is not None
+            self.running.remove(job)
+            ended = host.ended()
+            self.pools[demand.accelerator].give_back(job.slots)
+            if host.process.exitcode is None:
+                self.idle.append(host)
+            else:
+                record_death(job.directory, job.overrides, str(ended.error))
+            self._end(job, ended, finished)
+        self.board.tick()
+
+    def _end(self, job: Job, ended: Ended, finished: Callable[[Job], None]) -> None:
+        job.result.overrides = job.overrides
+        job.result.status = JobStatus.COMPLETED if ended.error is None else JobStatus.FAILED
+        error = UsageError if ended.usage else RunFailed
+        job.result.return_value = ended.value if ended.error is None else error(ended.error)
+        self.board.ended(job.number, job.words, ended.error, job.directory)
+        finished(job)
+
+    @contextmanager
+    def _no_host_left(self) -> Iterator[None]:
+        """However this ends: hosts get the signal that this process got, and time to save."""
+        try:
+            yield
+        except BaseException:
+            for job in self.running:
+                assert job.host is not None
+                job.host.signal(stop.asked or signal.SIGTERM)
+            raise
+        finally:
+            grace = 5.0 + max((self._grace_s(job) for job in self.running), default=0.0)
+            until = time.monotonic() + grace
+            hosts: Sequence[Host] = [*self.idle, *(job.host for job in self.running if job.host)]
+            for host in hosts:
+                host.dismiss()
+            for host in hosts:
+                host.end(max(0.0, until - time.monotonic()))
+
+    @staticmethod
+    def _grace_s(job: Job) -> float:
+        return float(job.config.launch.grace_s) if job.config is not None else 0.0
