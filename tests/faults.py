@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -62,6 +63,12 @@ class BreakOnce(Callback):
             self.marker.touch()
             if self.how == "raise":
                 raise RuntimeError("broken on purpose")
+            if self.how == "SIGKILL_HOST":
+                host = multiprocessing.parent_process()
+                assert host is not None
+                assert host.pid is not None
+                os.kill(host.pid, signal.SIGKILL)
+                time.sleep(60)
             os.kill(os.getpid(), getattr(signal, self.how))
 
 

@@ -23,7 +23,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from lockstep.errors import UsageError, one_line
-from lockstep.processes import CONSOLE, context, redirect
+from lockstep.processes import CONSOLE, redirect
 from lockstep.signals import leave_on_signals, leave_with_parent, own_group, stop
 
 GRACE_S = 10.0
@@ -87,7 +87,6 @@ def _serve(
     leave_on_signals()
     leave_with_parent(GRACE_S)
     redirect(log)
-    context()  # the fork server imports torch meanwhile
     before = dict(os.environ)
     try:
         while (job := connection.recv()) is not None:

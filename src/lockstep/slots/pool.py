@@ -67,7 +67,7 @@ class Pool:
     def __init__(
         self, accelerator: str, asked: Any = "auto", environ: Mapping[str, str] = os.environ
     ) -> None:
-        self.accelerator = accelerator
+        self.accelerator, self.environ = accelerator, environ
         names = _names(accelerator, environ)
         count = len(names) if asked == "auto" else asked
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= len(names):
@@ -104,6 +104,9 @@ class Pool:
     def environment(self, slots: list[str], demand: Demand) -> dict[str, str]:
         """What confines a job to its slots."""
         threads = max(1, len(slots) * self.threads_per_slot // demand.processes)
+        fewer = self.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+        if fewer.isdigit():
+            threads = min(threads, int(fewer))
         variables = {"OMP_NUM_THREADS": str(threads)}
         if self.accelerator == "gpu":
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(slots)
