@@ -13,7 +13,7 @@ register()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
-def train(config: DictConfig) -> float | None:
+def train(config: DictConfig) -> float | list[float] | None:
     """One run; returns its objective, for sweepers that search."""
     return run(config)
 

@@ -22,6 +22,7 @@ ROOMS = [
     ["report"],
     ["launch", "sweep"],
     ["slots"],
+    ["search"],
     ["cli"],
     ["parity"],
 ]
@@ -64,6 +65,9 @@ WITHOUT_TORCH = [
     "launch",
     "summary",
     "sweep",
+    "search/run",
+    "search/space",
+    "search/study",
     "slots/host",
     "slots/pool",
     "slots/schedule",

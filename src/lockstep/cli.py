@@ -30,7 +30,7 @@ from lockstep.errors import RunFailed, UsageError
 from lockstep.launch import launch
 from lockstep.placement import place
 from lockstep.record import Run, record_refusal
-from lockstep.results import Result, objective_key, read_result
+from lockstep.results import Result, objective_value, read_result
 from lockstep.resume import newest_checkpoint, resumed_config
 from lockstep.rundir import config_digest
 from lockstep.sizes import batch_sizes, scaled_optimizer
@@ -38,13 +38,12 @@ from lockstep.sizes import batch_sizes, scaled_optimizer
 log = logging.getLogger(__name__)
 
 
-def run(composed: DictConfig) -> float | None:
+def run(composed: DictConfig) -> float | list[float] | None:
     """One run, from its composed config; returns the objective, for sweepers that search."""
     done = finished_before(composed)
     if done is not None:
         log.info("finished before in %s: skipped", done["directory"])
-        key = objective_key(done["objective"], done["metrics"])
-        return None if key is None else float(done["metrics"][key])
+        return objective_value(done["objective"], done["metrics"])
     try:
         return launch(prepare(composed))
     except (UsageError, RunFailed) as error:
@@ -62,7 +61,7 @@ def finished_before(composed: DictConfig) -> Result | None:
         return None
     # The directory was chosen by the job's config and code: `lockstep.rundir.job_directory`.
     result = read_result(Path(HydraConfig.get().runtime.output_dir) / "result.json")
-    return result if result["status"] == "finished" else None
+    return result if result["status"] in ("finished", "pruned") else None
 
 
 def prepare(composed: DictConfig) -> Run:

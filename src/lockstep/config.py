@@ -118,9 +118,9 @@ class SweepConfig:
 class Config:
     seed: int | None = 0
     """Weights, data order and augmentation follow from it; None: drawn, shown and stored."""
-    objective: str | None = "test/loss"
-    """The metric that a sweep gets back from a run, as a float; None: nothing is returned. Where
-    nothing is tested, ``val/loss`` stands in for ``test/loss``, with a line."""
+    objective: Any = "test/loss"
+    """The metric that a sweep gets back from a run, or a list of them; None: nothing is returned.
+    Where nothing is tested, ``val/loss`` stands in for ``test/loss``."""
     test: bool = True
     """Test after training, with the best checkpoint when one is monitored."""
     predict: bool = False

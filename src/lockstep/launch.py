@@ -15,7 +15,7 @@ from lockstep.errors import RunFailed, UsageError, as_usage_error, one_line
 from lockstep.placement import STRATEGIES
 from lockstep.processes import context, in_ranks, in_worker, unchanged_process
 from lockstep.record import Run, claimed, write_result
-from lockstep.results import Result, objective_key
+from lockstep.results import Result, objective_value
 from lockstep.resume import newest_checkpoint
 from lockstep.signals import leave_on_signals
 from lockstep.summary import closing_block, opening_line
@@ -23,7 +23,7 @@ from lockstep.summary import closing_block, opening_line
 log = logging.getLogger(__name__)
 
 
-def launch(run: Run) -> float | None:
+def launch(run: Run) -> float | list[float] | None:
     """Compute a run where its placement says; returns the objective's value.
 
     Raises `UsageError` for what a person can mend and `RunFailed` for everything else, after the
@@ -39,7 +39,7 @@ def launch(run: Run) -> float | None:
     return _recorded(run)
 
 
-def _recorded(run: Run) -> float | None:
+def _recorded(run: Run) -> float | list[float] | None:
     writes = run.placement.rank == 0
     try:
         outcome = {"status": "finished", **_compute(run)}
@@ -96,19 +96,19 @@ def work(run: Run) -> Result:
     return fit_and_test(built, run)
 
 
-def _objective(run: Run, outcome: Result) -> float | None:
-    name, metrics = run.config.objective, outcome["metrics"]
+def _objective(run: Run, outcome: Result) -> float | list[float] | None:
+    objective, metrics = run.config.objective, outcome["metrics"]
     try:
-        key = objective_key(name, metrics)
-    except KeyError:
+        value = objective_value(objective, metrics)
+    except KeyError as unknown:
         raise UnknownObjective(
-            f"objective must name a metric of the run; got {name!r}. "
+            f"objective must name a metric of the run; got {unknown}. "
             f"There are: {', '.join(metrics) or 'none'}. objective=null returns nothing.",
             outcome,
         ) from None
-    if key != name and run.placement.rank == 0:
-        log.info("nothing was tested: the objective is %s instead of %s", key, name)
-    return None if key is None else float(metrics[key])
+    if value is not None and objective not in metrics and isinstance(objective, str):
+        log.info("nothing was tested: the objective is %s on validation data", value)
+    return value
 
 
 class UnknownObjective(UsageError):

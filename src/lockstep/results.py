@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,20 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def objective_value(
+    objective: str | Sequence[str] | None, metrics: Mapping[str, Any]
+) -> float | list[float] | None:
+    """The metric, or the metrics, that an objective names; None where there is none to return.
+
+    Raises `KeyError` for a name that is no metric.
+    """
+    if objective is None or isinstance(objective, str):
+        key = objective_key(objective, metrics)
+        return None if key is None else float(metrics[key])
+    keys = [key for name in objective if (key := objective_key(name, metrics)) is not None]
+    return [float(metrics[key]) for key in keys] if len(keys) == len(objective) else None
+
+
 def objective_key(name: str | None, metrics: Mapping[str, Any]) -> str | None:
     """The metric that an objective means; where nothing was tested, that of validation.
 
@@ -49,9 +63,9 @@ def objective_key(name: str | None, metrics: Mapping[str, Any]) -> str | None:
     return instead if instead in metrics else None
 
 
-def has_objective(name: str | None, metrics: Mapping[str, Any]) -> bool:
+def has_objective(objective: str | Sequence[str] | None, metrics: Mapping[str, Any]) -> bool:
     try:
-        objective_key(name, metrics)
+        objective_value(objective, metrics)
     except KeyError:
         return False
     return True

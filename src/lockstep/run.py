@@ -21,6 +21,7 @@ from torch import nn
 from lockstep.build import Built, build
 from lockstep.callbacks.exchange import ExchangeCost, gradient_bytes
 from lockstep.callbacks.guards import FiniteLoss, PeerCheck, RankSeeds
+from lockstep.callbacks.prune import PruneTrial
 from lockstep.callbacks.resume_state import ResumeState
 from lockstep.callbacks.step_clock import StepClock
 from lockstep.callbacks.stop_together import StopTogether
@@ -69,6 +70,9 @@ def build_here(run: Run) -> Built:
     ]
     if run.config.compare:
         guards.append(ExchangeCost())
+    sweeper = run.hydra.get("sweeper") or {}
+    if sweeper.get("pruner"):
+        guards.append(PruneTrial(run.directory.parent, run.hydra["job"]["num"], sweeper))
     built = build(run, guards)
     if run.config.init_from is not None and run.checkpoint is None:
         load_weights(built.module, run.config.init_from)
@@ -96,7 +100,9 @@ def fit_and_test(built: Built, run: Run) -> dict[str, Any]:
         )
         stop.leave_if_asked()
         outcome = describe_training(built, run)
-        if run.config.test and has_test(built.module, built.data):
+        if any(isinstance(item, PruneTrial) and item.pruned for item in callbacks_of(trainer)):
+            outcome["status"] = "pruned"
+        elif run.config.test and has_test(built.module, built.data):
             best = best_checkpoint(trainer)
             trainer.test(built.module, datamodule=built.data, ckpt_path=best, verbose=False)
             outcome["metrics"] |= plain_metrics(built)

@@ -61,7 +61,7 @@ def closing_block(result: Result) -> str:
         ("directory", _short(Path(result["directory"]))),
     ]
     width = max(len(name) for name, _ in rows)
-    return "finished\n" + "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
+    return f"{result['status']}\n" + "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
 
 
 def _devices(result: Result) -> str:

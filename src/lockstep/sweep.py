@@ -20,6 +20,8 @@ class RememberSweep(Callback):
     by `close`, at the end of the command; this notes that there is a sweep, and where."""
 
     directory: Path | None = None
+    best: str = ""
+    """What a search has found, for the end."""
 
     @override
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -32,7 +34,8 @@ def close() -> None:
     if directory is not None and directory.is_dir():
         if any(directory.glob("*/result.json")):
             print_report(directory)
-        print(closing_lines(directory), flush=True)
+        print("\n".join(filter(None, [closing_lines(directory), RememberSweep.best])), flush=True)
+        RememberSweep.best = ""
 
 
 def print_report(directory: Path) -> None:
@@ -69,9 +72,10 @@ def _by_number(name: str) -> tuple[int, str]:
 
 def _line(name: str, result: Result) -> str:
     overrides = " ".join(result.get("overrides", []))
-    if result["status"] == "finished":
-        metrics = result["metrics"]
-        wanted = (result.get("objective"), "test/loss", "val/loss", *metrics)
+    if result["status"] in ("finished", "pruned"):
+        metrics, objective = result["metrics"], result.get("objective")
+        first = objective[0] if isinstance(objective, list) else objective
+        wanted = (first, "test/loss", "val/loss", *metrics)
         key = next((key for key in wanted if key in metrics), None)
         end = f"{key} {metrics[key]:.6g}" if key else ""
         end = f"{end}  {result['wall_time_s']:.1f} s"

@@ -37,6 +37,11 @@ class Job:
         return bool(self.result.get("status") == "finished")
 
     @property
+    def measured(self) -> bool:
+        """It ended as it should: finished, or pruned by a search."""
+        return self.result.get("status") in ("finished", "pruned")
+
+    @property
     def devices(self) -> int:
         """Of all nodes together."""
         devices = self.result.get("devices", 1)

@@ -45,7 +45,7 @@ def _row(repeats: list[Job], varied: list[str], jobs: list[Job]) -> Row:
     keys = [key for key in varied if key != "seed" or count == 1]
     row = Row(repeats, {"job": name, "status": first.result.get("status", "unknown")})
     row.values |= {key: first.overrides.get(key) for key in keys}
-    if not first.finished:
+    if not first.measured:
         return row
     each = [_measured(job) | _compared(job, jobs) for job in repeats]
     for key in dict.fromkeys(key for one in each for key in one if key != "agrees"):
@@ -106,6 +106,8 @@ def elsewhere(job: Job) -> list[tuple[str, str]]:
 def _compared(job: Job, jobs: list[Job]) -> Values:
     """Seed by seed: a mean over other seeds is another number."""
     compared: Values = {}
+    if not job.finished:
+        return compared
     fast, same = references_of(job, jobs)
     own = job.result.get("samples_per_second")
     other = fast.result.get("samples_per_second") if fast is not None else None
@@ -155,5 +157,5 @@ def errors_of(jobs: list[Job]) -> list[str]:
         f"{' '.join(f'{key}={value}' for key, value in job.overrides.items())}  "
         f"{(job.result.get('error') or '').partition(chr(10))[0]}".rstrip()
         for job in jobs
-        if not job.finished
+        if not job.measured
     ]

@@ -14,6 +14,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import HydraException
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
@@ -103,7 +104,7 @@ class Schedule:
             try:
                 pool = self._pool_of(job)
                 job.slots = pool.take(self._demand(job)) or []
-            except (UsageError, OmegaConfBaseException) as error:
+            except (UsageError, HydraException, OmegaConfBaseException) as error:
                 if isinstance(error, NoSuchSlots):
                     raise
                 self.waiting.remove(job)
