@@ -81,6 +81,12 @@ def prepare(composed: DictConfig) -> Run:
     ):
         if value is not None and value <= 0:
             raise UsageError(f"{key} must be greater than 0; got {value}.")
+    objective = config.objective
+    names = objective if isinstance(objective, list) else [objective or ""]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise UsageError(
+            f"objective must be the name of a metric, a list of names, or null; got {objective!r}."
+        )
     if config.launch.max_restarts < 0:
         restarts = config.launch.max_restarts
         raise UsageError(f"launch.max_restarts must be 0 or greater; got {restarts}.")

@@ -97,6 +97,8 @@ class Search:
         loader = self.hydra_context.config_loader
         composed = loader.load_sweep_config(self.config, [*self.fixed, *lowest(self.space)])
         objective = composed.objective
+        if "test/" in str(objective):
+            log.warning("the search is guided by test data; objective=val/loss is not")
         count = 1 if isinstance(objective, str) else len(objective or [])
         if count != len(directions):
             raise UsageError(

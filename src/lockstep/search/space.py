@@ -23,17 +23,22 @@ def parse(overrides: Iterable[str]) -> tuple[list[str], Space]:
     """The overrides that all trials share, and what is searched, by key.
 
     ``a,b`` and ``choice(a,b)`` are categories; ``range(1,9,2)`` is 1, 3, 5, 7; ``interval(0.1,1)``
-    any number between, whole ones where both ends are whole; ``tag(log,interval(1e-4,1))`` on a
-    logarithmic scale. The grammar is Hydra's. Raises `UsageError` for a range that holds nothing.
+    any number between, ``int(interval(1,9))`` any whole one, both ends included;
+    ``tag(log,interval(1e-4,1))`` on a logarithmic scale. The grammar is Hydra's.
+
+    Raises `UsageError` for a range that holds nothing.
     """
-    fixed, space = [], {}
+    fixed: dict[str, str] = {}
+    space: Space = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key = override.get_key_element()
+        fixed.pop(key, None)  # of two for one key the later one holds
+        space.pop(key, None)
         if override.is_sweep_override():
             space[key] = _distribution(override, key)
         else:
-            fixed.append(f"{key}={override.get_value_element_as_str()}")
-    return fixed, space
+            fixed[key] = override.input_line or ""
+    return list(fixed.values()), space
 
 
 def _distribution(override: Override, key: str) -> BaseDistribution:

@@ -28,7 +28,6 @@ SAMPLERS = {
     "tpe": optuna.samplers.TPESampler,
     "random": optuna.samplers.RandomSampler,
     "nsgaii": optuna.samplers.NSGAIISampler,
-    "brute_force": optuna.samplers.BruteForceSampler,
 }
 PRUNERS = {
     "median": optuna.pruners.MedianPruner,
