@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, Launch, assert_no_orphans, quick_and_slow
+from conftest import SMALL, Command, Launch, assert_no_orphans, quick_and_slow
+from omegaconf import OmegaConf
 from recording import rows
 
 from lockstep.errors import RunFailed, UsageError
@@ -31,6 +33,36 @@ def test_a_sweep_job_never_runs_in_this_process(launch: Launch) -> None:
     together = [pid for group in pids for pid in group]
     assert os.getpid() not in together
     assert len(set(together)) == len(together) == 4
+
+
+PARENT_OF_A_SWEEP = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    heavy = {"torch", "lightning", "torchmetrics", "wandb"} & sys.modules.keys()
+    print("loaded:", sorted(heavy))
+"""
+
+
+@pytest.mark.parametrize("launcher", ["basic", "slots"])
+def test_the_process_that_launches_a_sweep_stays_small(train: Command, launcher: str) -> None:
+    """It would otherwise hold half a gigabyte, and load it while the first job's result waits."""
+    sweep = ["-m", f"hydra/launcher={launcher}", *SMALL, "seed=1,2"]
+    done = train(*sweep, launcher=[sys.executable, "-c", PARENT_OF_A_SWEEP])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_a_sweep_keeps_no_configs_in_memory() -> None:
+    from hydra.core.utils import JobReturn
+
+    from lockstep.sweep import RememberSweep
+
+    job = JobReturn(cfg=OmegaConf.create(), hydra_cfg=OmegaConf.create())
+    RememberSweep().on_job_end(config=OmegaConf.create(), job_return=job)
+    assert (job.cfg, job.hydra_cfg) == (None, None)
 
 
 def test_jobs_with_any_mix_of_strategies_and_devices_follow_each_other(launch: Launch) -> None:

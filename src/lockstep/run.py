@@ -161,7 +161,7 @@ def describe_training(built: Built, run: Run) -> dict[str, Any]:
         "peak_memory_bytes": gather(peak_memory_bytes()),
         "pids": gather(os.getpid()),
         "threads_per_process": torch.get_num_threads(),
-        "versions": {"torch": torch.__version__, "lightning": version("lightning")},
+        "versions": {"torch": str(torch.__version__), "lightning": version("lightning")},
     }
 
 

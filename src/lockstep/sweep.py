@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from typing_extensions import override
@@ -26,6 +27,11 @@ class RememberSweep(Callback):
     @override
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         type(self).directory = Path(config.hydra.sweep.dir)
+
+    @override
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        # Hydra keeps what every job returned until the sweep ends; the configs are in files.
+        job_return.cfg = job_return.hydra_cfg = None
 
 
 def close() -> None:

@@ -189,6 +189,7 @@ class Schedule:
         job.result.return_value = ended.value if ended.error is None else error(ended.error)
         self.board.ended(job.number, job.words, ended.error, job.directory)
         finished(job)
+        job.config = None  # a long sweep would keep all of them; they are in files
 
     @contextmanager
     def _no_host_left(self) -> Iterator[None]:
