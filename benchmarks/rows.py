@@ -16,6 +16,8 @@ IMPORTS = "python -c 'import torch, lightning.pytorch, hydra'"
 RUN = "python train.py"
 JOBS = 8
 SWEEP = f"python train.py -m trainer.strategy=ddp trainer.devices=2 'seed=range({JOBS})'"
+AT_ONCE = "python train.py -m seed=1,2 trainer.max_epochs=800 launch.threads=1"
+"""Two jobs of about half a minute, in one thread each."""
 JOB = "python train.py trainer.strategy=ddp trainer.devices=2 seed={seed}"
 
 
@@ -46,6 +48,7 @@ def measure(clock: Clock, runs: int, directory: Path) -> Iterator[Row]:
     yield from before_torch(clock, runs)
     yield default_run(clock, runs)
     yield from sweep(clock, directory)
+    yield two_at_once(clock)
 
 
 def before_torch(clock: Clock, runs: int) -> Iterator[Row]:
@@ -81,6 +84,14 @@ def sweep(clock: Clock, directory: Path) -> Iterator[Row]:
         "s",
         1.2,
     )
+
+
+def two_at_once(clock: Clock) -> Row:
+    """Over two slots, beside one after the other: the target is 1.7 times as fast."""
+    over_slots = f"{AT_ONCE} hydra/launcher=slots hydra.launcher.slots=2"
+    after, at_once = clock(AT_ONCE), clock(over_slots)
+    share = at_once / after
+    return Row(over_slots, [at_once], AT_ONCE, [after], share, share, "times", 0.59)
 
 
 def job_seconds(directory: Path) -> list[float]:

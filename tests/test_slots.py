@@ -201,17 +201,6 @@ def test_a_wrong_number_of_slots_starts_nothing(train: Command) -> None:
 
 @pytest.mark.processes
 @needs_two_cores
-def test_two_jobs_of_one_directory_do_not_touch_each_other(train: Command) -> None:
-    done = train(*TWO, *SMALL, "seed=1,2", "hydra.sweep.subdir=same")
-    assert done.returncode == 1
-    (job,) = results(done.directory).values()
-    assert (job["status"], job["error"]) == ("finished", None)
-    assert re.search(r"\d failed", done.stdout)
-    assert re.search(r"(A run is writing to|must not hold another run)", done.stdout)
-
-
-@pytest.mark.processes
-@needs_two_cores
 def test_an_interrupted_sweep_goes_on_over_slots(train: Command, tmp_path: Path) -> None:
     sweep = [*TWO, *SMALL, "callbacks=breaking"]
     first = train(*sweep, "callbacks.break.batch=99,1,98")

@@ -19,7 +19,7 @@ from lockstep.callbacks.bar import Bar
 from lockstep.checkpoints import AtomicCheckpoints, keep_names_plain
 from lockstep.config import Config, Target, TrainerConfig
 from lockstep.data import DataModule, Splits
-from lockstep.errors import UsageError
+from lockstep.errors import UsageError, as_not_located
 from lockstep.placement import Placement
 from lockstep.record import Run
 from lockstep.refusals import refusals_named
@@ -78,7 +78,7 @@ def make(target: Target, **extra: Any) -> Any:
         if isinstance(error.__cause__, UsageError):
             raise error.__cause__ from None
         if str(error).startswith("Error locating target"):
-            raise UsageError(f"{error}. Is the name right, and its package installed?") from None
+            raise as_not_located(error, str(target["_target_"])) from None
         raise
 
 

@@ -159,6 +159,7 @@ def readable_errors() -> Iterator[None]:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing
     try:
         yield
+        sweep.check_not_empty()
     except KeyboardInterrupt:
         sys.exit(130)
     except (UsageError, RunFailed, HydraException, OmegaConfBaseException) as error:

@@ -42,6 +42,21 @@ def as_usage_error(error: BaseException) -> UsageError | None:
     return None
 
 
+def as_not_located(error: BaseException, target: str) -> BaseException:
+    """For Hydra's "Error locating target": what a module that is there raised at its import, else a
+    `UsageError` that says what is not there."""
+    *_, first = causes(error)
+    if isinstance(first, ModuleNotFoundError):
+        there = not target.startswith(first.name or "")  # it is another one that is missing
+    else:
+        there = not isinstance(first, AttributeError | ImportError)
+    if there:
+        return first
+    return UsageError(
+        f"{target} is not there ({one_line(first)}). Is the name right, and its package installed?"
+    )
+
+
 def one_line(error: BaseException) -> str:
     """Name and message; of a message that quotes a traceback, its first and its last line. An
     exception of ours says it all without its name."""
@@ -57,8 +72,10 @@ def one_line(error: BaseException) -> str:
 def causes(error: BaseException) -> Iterator[BaseException]:
     """``error``, and what it was raised from or while handling, back to the first one."""
     current: BaseException | None = error
-    while current is not None:
+    seen: set[int] = set()  # an exception that is raised again may be its own cause
+    while current is not None and id(current) not in seen:
         yield current
+        seen.add(id(current))
         current = current.__cause__ or current.__context__
 
 

@@ -15,7 +15,7 @@ from lockstep.errors import RunFailed, UsageError, as_usage_error, one_line
 from lockstep.placement import STRATEGIES
 from lockstep.processes import context, in_ranks, in_worker, unchanged_process
 from lockstep.record import Run, claimed, write_result
-from lockstep.results import Result, objective_value
+from lockstep.results import Result, objective_key, objective_value
 from lockstep.resume import newest_checkpoint
 from lockstep.signals import leave_on_signals
 from lockstep.summary import closing_block, opening_line
@@ -106,8 +106,9 @@ def _objective(run: Run, outcome: Result) -> float | list[float] | None:
             f"There are: {', '.join(metrics) or 'none'}. objective=null returns nothing.",
             outcome,
         ) from None
-    if value is not None and objective not in metrics and isinstance(objective, str):
-        log.info("nothing was tested: the objective is %s on validation data", value)
+    if value is not None and isinstance(objective, str) and objective not in metrics:
+        instead = objective_key(objective, metrics)
+        log.info("nothing was tested: the objective is %s instead of %s", instead, objective)
     return value
 
 

@@ -11,7 +11,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
 import threading
 import uuid
@@ -21,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
+from lockstep.console import redirect_if_told
 from lockstep.failures import end_left_behind, noting_failure, raise_cause, sign_in
 from lockstep.record import Run
 from lockstep.results import Result
@@ -40,8 +40,6 @@ PRELOAD = [
     "numpy",
 ]
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_", "GROUP_", "ROLE_", "LOCAL_", "TORCHELASTIC_")
-CONSOLE = "LOCKSTEP_CONSOLE"
-"""The file that the processes of a run write to instead of the terminal."""
 RESTORED = [*STOPPING, *([signal.SIGQUIT] if hasattr(signal, "SIGQUIT") else [])]
 Work = Callable[[Run], Result]
 
@@ -145,8 +143,7 @@ def _rank_main(work: Work, run: Run, environ: dict[str, str], notes: str) -> Res
 
 
 def guarded(work: Work, run: Run, rank: int, notes: str) -> Result:
-    if CONSOLE in os.environ:
-        redirect(Path(os.environ[CONSOLE]))
+    redirect_if_told()
     with noting_failure(run, Path(notes), rank):
         own_group()
         leave_on_signals()
@@ -156,16 +153,6 @@ def guarded(work: Work, run: Run, rank: int, notes: str) -> Result:
             context()  # loader processes will start from it: torch is imported once, and meanwhile
         configure_logging(run, rank)
         return work(run)
-
-
-def redirect(path: Path) -> None:
-    """Append what this process, and what it starts, writes to the terminal to a file instead."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    for stream in (1, 2):
-        os.dup2(handle, stream)
-    os.close(handle)
 
 
 def configure_logging(run: Run, rank: int) -> None:

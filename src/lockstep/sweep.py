@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from typing_extensions import override
 
-from lockstep.errors import one_line
+from lockstep.errors import UsageError, one_line
 from lockstep.report.reading import not_started
 from lockstep.results import Result, read_result
 
@@ -21,17 +21,29 @@ class RememberSweep(Callback):
     by `close`, at the end of the command; this notes that there is a sweep, and where."""
 
     directory: Path | None = None
+    overrides: ClassVar[list[str]] = []
     best: str = ""
     """What a search has found, for the end."""
 
     @override
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         type(self).directory = Path(config.hydra.sweep.dir)
+        type(self).overrides = list(config.hydra.overrides.task)
 
     @override
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         # Hydra keeps what every job returned until the sweep ends; the configs are in files.
         job_return.cfg = job_return.hydra_cfg = None
+
+
+def check_not_empty() -> None:
+    """Raise `UsageError` for a sweep that went well because it had no job."""
+    directory = RememberSweep.directory
+    if directory is not None and not any(directory.glob("*/result.json")):
+        given = " ".join(RememberSweep.overrides)
+        raise UsageError(
+            f"a sweep must have at least one job; got none from {given}. range(a,b) ends before b."
+        )
 
 
 def close() -> None:

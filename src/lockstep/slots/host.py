@@ -22,8 +22,8 @@ from hydra.core.utils import run_job
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from lockstep.console import CONSOLE, redirect
 from lockstep.errors import UsageError, one_line
-from lockstep.processes import CONSOLE, redirect
 from lockstep.signals import leave_on_signals, leave_with_parent, own_group, stop
 
 GRACE_S = 10.0
