@@ -16,8 +16,8 @@ IMPORTS = "python -c 'import torch, lightning.pytorch, hydra'"
 RUN = "python train.py"
 JOBS = 8
 SWEEP = f"python train.py -m trainer.strategy=ddp trainer.devices=2 'seed=range({JOBS})'"
-AT_ONCE = "python train.py -m seed=1,2 trainer.max_epochs=800 launch.threads=1"
-"""Two jobs of about half a minute, in one thread each."""
+AT_ONCE = "python train.py -m seed=1,2 trainer.max_epochs=1600 launch.threads=1"
+"""Two jobs of about a minute, in one thread each."""
 JOB = "python train.py trainer.strategy=ddp trainer.devices=2 seed={seed}"
 
 

@@ -35,6 +35,19 @@ def test_a_sweep_job_never_runs_in_this_process(launch: Launch) -> None:
     assert len(set(together)) == len(together) == 4
 
 
+@pytest.mark.parametrize("strategy", ["auto", "dp", "ddp", "ddp_spawn"])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_threads_are_those_that_were_asked_for(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, strategy: str, devices: int
+) -> None:
+    """Lightning's launcher shares the cores out once more, after this project has."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}", "launch.threads=3"]
+    assert launch(*SMALL, *where, sweep=True)["threads_per_process"] == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert launch(*SMALL, *where[:2], sweep=True)["threads_per_process"] == 3
+
+
 PARENT_OF_A_SWEEP = """
 import runpy, sys
 sys.argv = sys.argv[1:]

@@ -228,6 +228,13 @@ def test_a_strategy_that_is_wrong_on_every_device_count_does_not_agree(tmp_path:
     assert agrees == [None, True, False, False]
 
 
+def test_jobs_of_another_batch_are_compared_in_speed_alone(tmp_path: Path) -> None:
+    job(tmp_path, 0, "trainer.devices=1")
+    job(tmp_path, 1, "trainer.devices=2", speed=150, effective_batch_size=16, metrics={"a": 9.0})
+    _, row = rows_of(read_jobs([tmp_path]))
+    assert (row.values["speed-up"], row.values["agrees"]) == (1.5, None)
+
+
 def test_devices_of_all_nodes_count(tmp_path: Path) -> None:
     job(tmp_path, 0, "trainer.devices=1 trainer.num_nodes=1", num_nodes=1)
     job(tmp_path, 1, "trainer.devices=2 trainer.num_nodes=2", speed=300, num_nodes=2)

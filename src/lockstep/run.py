@@ -230,12 +230,10 @@ def set_threads(run: Run) -> None:
     """Share the cores out over the processes of this machine, unless OMP_NUM_THREADS is set."""
     processes = min(run.placement.world_size, run.placement.device_count)
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    if run.config.launch.threads is not None:
-        torch.set_num_threads(run.config.launch.threads)
-    elif given.isdigit():
-        torch.set_num_threads(int(given))  # the fork server may have read another value
-    elif processes > 1:
-        torch.set_num_threads(max(1, cores() // processes))
+    shared = cores() // processes if processes > 1 else torch.get_num_threads()
+    threads = run.config.launch.threads or (int(given) if given.isdigit() else max(1, shared))
+    torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # else Lightning's launcher sets both, its own way
 
 
 def peak_memory_bytes() -> int:

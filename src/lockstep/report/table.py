@@ -84,8 +84,8 @@ def references_of(job: Job, jobs: list[Job]) -> tuple[Job | None, Job | None]:
     """What a job's speed, and what its metrics are compared with: jobs on one device that differ
     from it, if at all, in where they were computed; of its own sweep where there is one.
 
-    Speed: of the same strategy where there is one. Metrics: one for all strategies, for a wrong
-    strategy may well agree with itself.
+    Speed: of the same strategy where there is one. Metrics: of the same batch, one for all
+    strategies, for a wrong strategy may well agree with itself.
     """
     same = [
         other
@@ -93,8 +93,10 @@ def references_of(job: Job, jobs: list[Job]) -> tuple[Job | None, Job | None]:
         if other.finished and other.devices == 1 and elsewhere(other) == elsewhere(job)
     ]
     same.sort(key=lambda other: other.directory.parent != job.directory.parent)
+    size = job.result.get("effective_batch_size")
+    equal = [other for other in same if other.result.get("effective_batch_size") == size]
     own = [other for other in same if other.result.get("strategy") == job.result.get("strategy")]
-    return next(iter(own or same), None), next(iter(same), None)
+    return next(iter(own or same), None), next(iter(equal), None)
 
 
 def elsewhere(job: Job) -> list[tuple[str, str]]:
