@@ -98,7 +98,7 @@ def draw(samples: list[Sample], launcher: str) -> Path:
     memory.set_ylabel("MB of the launching process")
     seconds = [b.seconds - a.seconds for a, b in pairwise(samples)]
     cost.plot(jobs[1:], seconds, ".")
-    cost.set_ylabel("seconds from the end of one job to the next")
+    cost.set_ylabel("seconds a job")
     for axes in (memory, cost):
         axes.set_xlabel("jobs that have finished")
         axes.set_ylim(bottom=0)

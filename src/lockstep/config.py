@@ -131,7 +131,7 @@ class Config:
     """true, or a mapping of `torch.compile`'s arguments: compile the module's ``network``."""
     resume: str | None = None
     """Go on with the run in this directory, or ``latest``: from its newest checkpoint, with its
-    config, in its directory; see docs/resume.md."""
+    config, in its directory; see docs/checkpoints.md."""
     init_from: str | None = None
     """A checkpoint whose weights a new run starts from."""
     data: DataConfig = field(default_factory=DataConfig)
