@@ -219,8 +219,9 @@ def test_a_search_under_ddp_prunes_all_ranks_and_prints_a_command_that_gives_the
     assert done.returncode == 0, done.stderr
     _, results, study = sweep_of(done.directory)
     assert sorted(results) == ["0", "1", "2", "3"]
-    states = [trial.state for trial in study.trials]
-    assert TrialState.PRUNED in states
+    ended = [trial for trial in study.trials if trial.state == TrialState.PRUNED]
+    assert any(trial.last_step < 2 for trial in ended), "before its last epoch"
+    assert all(trial.user_attrs["pruned"] == trial.last_step for trial in ended)
     for trial, result in zip(study.trials, (results[n] for n in "0123"), strict=True):
         assert result["learning_rate"] == trial.params["optimizer.lr"]
         assert len(result["pids"]) == 2
@@ -258,6 +259,20 @@ def test_trials_run_at_once_and_failed_ones_do_not_end_the_search(train: Command
     summary = json.loads((sweep / "search.json").read_text())
     assert summary["trials"]["complete"] + summary["trials"]["fail"] == 8, "some of both"
     assert summary["best"][0]["params"] == study.best_trial.params
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("launcher", ["basic", "slots"])
+def test_a_trial_that_cannot_be_composed_has_failed(train: Command, launcher: str) -> None:
+    random = ["hydra.sweeper.sampler=random", "hydra.sweeper.n_trials=4"]
+    places = [f"hydra/launcher={launcher}", *random, *SMALL]
+    done = train(*SEARCH, *places, "model=linear,no_such_model")
+    assert done.returncode == 0, done.stderr
+    _, _, study = sweep_of(done.directory)
+    models = {trial.params["model"]: trial.state for trial in study.trials}
+    assert models == {"linear": TrialState.COMPLETE, "no_such_model": TrialState.FAIL}
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "no_such_model" in done.stdout
 
 
 @pytest.mark.processes

@@ -217,6 +217,22 @@ def test_an_interrupted_sweep_goes_on_over_slots(train: Command, tmp_path: Path)
 
 @pytest.mark.processes
 @needs_two_cores
+def test_jobs_that_run_again_at_once_get_directories_of_their_own(
+    train: Command, tmp_path: Path
+) -> None:
+    sweep = [*TWO, *SMALL, "seed=1,2"]
+    assert train(*sweep).returncode == 0
+    for path in tmp_path.glob("multirun/*/*/*/result.json"):
+        path.write_text(path.read_text().replace('"code": ', '"code": "other", "before": '))
+    again = train(*sweep, "sweep.resume=latest")
+    assert again.returncode == 0, again.stderr
+    jobs = results(again.directory)
+    assert sorted(jobs) == ["0", "1", "2", "3"]
+    assert [jobs[name]["seed"] for name in "0123"] == [1, 2, 1, 2]
+
+
+@pytest.mark.processes
+@needs_two_cores
 @pytest.mark.parametrize(
     ("number", "whole_group", "status"),
     [

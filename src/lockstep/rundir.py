@@ -56,8 +56,11 @@ def job_directory(*, _root_: DictConfig) -> str:
         other_code = result.get("status") == "finished" and result.get("code") != code_version()
         if result.get("config_digest") == digest and not other_code:
             return name
-    taken = [int(name) for name in results if name.isdigit()]
-    return number if number not in results else str(max(taken) + 1)
+    if number not in results:
+        return number
+    # With those that were given to jobs which have not written anything yet.
+    given = [path.name for path in Path(_root_.hydra.sweep.dir).iterdir() if path.is_dir()]
+    return str(max(int(name) for name in given if name.isdigit()) + 1)
 
 
 def config_digest(config: DictConfig) -> str:
