@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 from conftest import SMALL, Command
+from omegaconf import OmegaConf
 from recording import global_batches
 
 from lockstep.results import Result, read_result
+from lockstep.rundir import config_digest, job_directory
 
 pytestmark = pytest.mark.processes
 
@@ -73,3 +76,16 @@ def test_what_cannot_go_on_is_refused(train: Command) -> None:
         assert done.returncode == 1
         assert words in done.stderr + done.stdout
         assert "Traceback" not in done.stderr
+
+
+def test_a_directory_that_was_given_to_a_job_is_given_to_no_other(tmp_path: Path) -> None:
+    """Of jobs at once, the second asks for its directory before the first has written to its own."""
+    hydra = {"job": {"num": 0}, "sweep": {"dir": str(tmp_path)}}
+    config = OmegaConf.create({"hydra": hydra, "sweep": {"resume": "latest"}})
+    digest = config_digest(config)
+    done = {"status": "finished", "code": "other", "config_digest": digest}
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "result.json").write_text(json.dumps(done))
+    assert job_directory(_root_=config) == "1"
+    (tmp_path / "1").mkdir()
+    assert job_directory(_root_=config) == "2"
