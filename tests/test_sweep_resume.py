@@ -79,7 +79,7 @@ def test_what_cannot_go_on_is_refused(train: Command) -> None:
 
 
 def test_a_directory_that_was_given_to_a_job_is_given_to_no_other(tmp_path: Path) -> None:
-    """Of jobs at once, the second asks for its directory before the first has written to its own."""
+    """Of jobs at once, one asks for its directory before the other has written to its own."""
     hydra = {"job": {"num": 0}, "sweep": {"dir": str(tmp_path)}}
     config = OmegaConf.create({"hydra": hydra, "sweep": {"resume": "latest"}})
     digest = config_digest(config)
