@@ -268,7 +268,10 @@ def test_a_trial_that_cannot_be_composed_has_failed(train: Command, launcher: st
     places = [f"hydra/launcher={launcher}", *random, *SMALL]
     done = train(*SEARCH, *places, "model=linear,no_such_model")
     assert done.returncode == 0, done.stderr
-    _, _, study = sweep_of(done.directory)
+    _, results, study = sweep_of(done.directory)
+    for trial in study.trials:
+        good = trial.params["model"] == "linear"
+        assert results[str(trial.number)]["status"] == ("finished" if good else "failed")
     models = {trial.params["model"]: trial.state for trial in study.trials}
     assert models == {"linear": TrialState.COMPLETE, "no_such_model": TrialState.FAIL}
     assert "Traceback" not in done.stdout + done.stderr

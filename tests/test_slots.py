@@ -141,6 +141,15 @@ def most_at_once(output: str) -> int:
     return most
 
 
+def test_a_system_that_cannot_fork_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hydra_plugins.lockstep.slots import SlotsLauncher
+
+    launcher = SlotsLauncher()
+    monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
+    with pytest.raises(UsageError, match="needs a system that can fork"):
+        launcher.launch([["seed=1"]], 0)
+
+
 @pytest.mark.processes
 @needs_two_cores
 def test_jobs_at_once_fit_the_slots_and_compute_the_same(train: Command) -> None:
@@ -176,7 +185,10 @@ def test_what_breaks_is_a_row_and_the_others_go_on(train: Command) -> None:
     assert done.returncode == 1
     jobs = results(done.directory)
     errors = {name: job["error"] for name, job in jobs.items()}
-    assert errors["0"] == "the process that hosted this job was ended by SIGKILL"
+    assert (
+        errors["0"]
+        == "the process that hosted this job was ended by SIGKILL; console.log may tell more"
+    )
     assert errors["1"] == errors["3"]
     assert errors["1"].startswith("seed must be 0 or greater")
     assert errors["2"] == "rank 0: RuntimeError: broken on purpose"

@@ -4,6 +4,7 @@ Hydra imports this file at every start, so what does the work is imported when i
 executes it before it is a known module, which a dataclass with postponed annotations needs.
 """
 
+import multiprocessing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -57,8 +58,14 @@ class SlotsLauncher(Launcher):
         self.schedule().run(ask, tell, total, ahead=1)
 
     def schedule(self) -> "Schedule":
+        from lockstep.errors import UsageError
         from lockstep.slots.schedule import Schedule
 
+        if "fork" not in multiprocessing.get_all_start_methods():
+            raise UsageError(
+                "hydra/launcher=slots needs a system that can fork processes, such as Linux or "
+                "macOS; this one cannot. Leave it out: jobs then run one after the other."
+            )
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         return Schedule(self.config, self.hydra_context, self.task_function, self.slots)

@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from optuna.trial import FrozenTrial, TrialState
 
 from lockstep.errors import RunFailed, UsageError, one_line
+from lockstep.record import record_refusal
 from lockstep.results import write_atomically
 from lockstep.search.space import lowest, parse
 from lockstep.search.study import (
@@ -58,7 +59,8 @@ class Search:
         self._prepare(overrides)
         search = getattr(self.launcher, "search", None)
         if search is not None:
-            search(self._ask, self._ended, self.options["n_trials"])
+            new = max(0, self.options["n_trials"] - len(self.study.trials))
+            search(self._ask, self._ended, len(self.unfinished) + new)
         else:
             while (job := self._ask()) is not None:
                 self._run_alone(job)
@@ -120,6 +122,7 @@ class Search:
         try:
             (job.result,) = self.launcher.launch([job.overrides], initial_job_idx=job.number)
         except (UsageError, HydraException, OmegaConfBaseException) as error:
+            record_refusal(self.directory / str(job.number), job.overrides, one_line(error))
             tell(self.study, job.number, None, one_line(error))
         else:
             self._ended(job)

@@ -60,7 +60,7 @@ class Host:
         self.process.join()
         code = self.process.exitcode or 0
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"left with {code}"
-        return Ended(error=f"the process that hosted this job {how}")
+        return Ended(error=f"the process that hosted this job {how}; console.log may tell more")
 
     def dismiss(self) -> None:
         """Let an idle host go."""

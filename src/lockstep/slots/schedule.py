@@ -72,13 +72,15 @@ class Schedule:
     def run(
         self, source: Source, finished: Callable[[Job], None], total: int, ahead: int | None = None
     ) -> None:
-        with unchanged_process(), Board(total) as self.board, self._no_host_left():
+        with unchanged_process():
             leave_on_signals()
-            while True:
+            stop.deferred = True  # to where nothing is half done: `_wait`
+            with Board(total) as self.board, self._no_host_left():
                 self._start(source, finished, ahead)
-                if not self.running:
-                    return
-                self._wait(finished)
+                while self.running:
+                    self._wait(finished)
+                    self._start(source, finished, ahead)
+            stop.leave_if_asked()
 
     def _start(self, source: Source, finished: Callable[[Job], None], ahead: int | None) -> None:
         """Start every job that fits what is free, the earlier first."""
@@ -105,7 +107,7 @@ class Schedule:
                 pool = self._pool_of(job)
                 job.slots = pool.take(self._demand(job)) or []
             except (UsageError, HydraException, OmegaConfBaseException) as error:
-                if isinstance(error, NoSuchSlots):
+                if isinstance(error, NoSuchSlots) and not self.running:
                     raise
                 self.waiting.remove(job)
                 self._refuse(job, error, finished)
@@ -139,8 +141,9 @@ class Schedule:
         return self.pools[kind]
 
     def _refuse(self, job: Job, error: Exception, finished: Callable[[Job], None]) -> None:
-        if job.directory != Path():
-            record_refusal(job.directory, job.overrides, str(error))
+        if job.directory == Path():
+            job.directory = self.directory / str(job.number)
+        record_refusal(job.directory, job.overrides, str(error))
         log.error("#%d error: %s", job.number, error)
         self._end(job, Ended(error=str(error), usage=True), finished)
 
@@ -167,7 +170,9 @@ class Schedule:
         for job in self.running:
             assert job.host is not None
             by_handle[job.host.connection] = by_handle[job.host.process.sentinel] = job
+        stop.leave_if_asked()
         ready = wait(list(by_handle), timeout=TICK_S)
+        stop.deferred = True
         for job in {id(by_handle[handle]): by_handle[handle] for handle in ready}.values():
             host, demand = job.host, job.demand
             assert host is not None
