@@ -7,16 +7,19 @@ import math
 import shlex
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
 import pytest
 from conftest import SMALL, Command
+from hydra.types import RunMode
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 from test_slots import most_at_once, needs_two_cores
 
-from lockstep.errors import UsageError
+from lockstep.callbacks.prune import pruning
+from lockstep.errors import UsageError, as_not_located
 from lockstep.report.reading import read_jobs
 from lockstep.report.table import errors_of, rows_of
 from lockstep.results import Result, has_objective, objective_value, read_result
@@ -134,6 +137,40 @@ def test_several_objectives_have_all_that_no_other_beats(tmp_path: Path) -> None
     for values in ([1.0, 1.0], [2.0, 2.0], [2.0, 1.0]):
         tell(study, study.ask(space).number, values, None)
     assert [trial.number for trial in best_trials(study)] == [0, 1]
+
+
+def test_of_one_objective_one_trial_is_the_best_though_others_tie(tmp_path: Path) -> None:
+    study, space = study_in(tmp_path)
+    for _ in range(3):
+        tell(study, study.ask(space).number, 1.0, None)
+    assert [trial.number for trial in best_trials(study)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "pruner", "objective", "prune_on", "metric"),
+    [
+        (RunMode.MULTIRUN, "median", "val/accuracy", None, "val/accuracy"),
+        (RunMode.MULTIRUN, "median", "test/accuracy", None, "val/accuracy"),
+        (RunMode.MULTIRUN, "median", "val/accuracy", "val/loss", "val/loss"),
+        (RunMode.MULTIRUN, None, "val/accuracy", None, None),
+        (RunMode.RUN, "median", "val/accuracy", None, None),
+    ],
+)
+def test_a_trial_is_pruned_by_what_the_search_is_for(
+    tmp_path: Path,
+    mode: RunMode,
+    pruner: str | None,
+    objective: str,
+    prune_on: str | None,
+    metric: str | None,
+) -> None:
+    """Else a search that maximizes an accuracy would end the trials with the lowest loss."""
+    sweeper = {"pruner": pruner, "prune_on": prune_on}
+    hydra = {"mode": mode, "sweeper": sweeper, "job": {"num": 3}}
+    run: Any = SimpleNamespace(
+        hydra=hydra, config=SimpleNamespace(objective=objective), directory=tmp_path / "3"
+    )
+    assert [callback.metric for callback in pruning(run)] == ([metric] if metric else [])
 
 
 def test_a_study_is_gone_on_with_only_when_asked_and_only_the_same(tmp_path: Path) -> None:
@@ -309,6 +346,17 @@ def test_an_interrupted_search_goes_on_with_its_trials(train: Command) -> None:
 
 
 @pytest.mark.processes
+def test_a_trial_that_was_cut_while_being_asked_for_has_failed(train: Command) -> None:
+    sweep = train("--help").directory / "sweep"
+    rates = "optimizer.lr=interval(1e-7,1e-6)"
+    study, _ = study_in(sweep, rates)
+    study.ask()
+    done = train(*SEARCH, "hydra.sweeper.n_trials=2", *SMALL, rates, f"sweep.resume={sweep}")
+    assert done.returncode == 0, done.stderr
+    assert [trial.state for trial in study.trials] == [TrialState.FAIL, TrialState.COMPLETE]
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -363,6 +411,16 @@ def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UsageError, match=r"needs optuna.*: pip install 'lockstep\[search\]'"):
         OptunaSweeper(params={}).sweep(["x=1,2"])
+
+
+def test_what_is_not_there_is_named_also_inside_another() -> None:
+    from hydra.errors import InstantiationException
+
+    outer = InstantiationException("Error locating target 'no_such.Part', set env var")
+    outer.__cause__ = ModuleNotFoundError("No module named 'no_such'", name="no_such")
+    assert str(as_not_located(outer, "lockstep.module.SupervisedModule")).startswith("no_such.Part")
+    outer.__cause__ = ModuleNotFoundError("No module named 'no'", name="no")
+    assert as_not_located(outer, "") is outer.__cause__, "of a module that is there"
 
 
 def test_the_words_of_a_trial_are_overrides() -> None:

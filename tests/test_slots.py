@@ -37,6 +37,7 @@ def results(directory: Path) -> dict[str, Result]:
         ("trainer.devices=3 trainer.strategy=ddp launch.threads=2", Demand("cpu", 3, 3, 2)),
         ("trainer.devices=2 trainer.strategy=dp", Demand("cpu", 2, 1, None)),
         ("trainer.devices=[0,1] trainer.strategy=ddp_spawn", Demand("cpu", 2, 2, None)),
+        ("debug=profile", Demand("cpu", 1, 1, None)),
     ],
 )
 def test_a_job_asks_for_its_devices(tmp_path: Path, keys: str, expected: Demand) -> None:
@@ -69,6 +70,12 @@ def test_jobs_take_free_slots_and_give_them_back() -> None:
     pool.give_back(["2", "5"])
     assert pool.free == ["2", "5", "11"]
     assert pool.environment(["5", "11"], two)["CUDA_VISIBLE_DEVICES"] == "5,11"
+
+
+def test_gpus_that_are_not_there_are_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.slots.pool.driver_gpus", lambda: 2)
+    names = {"CUDA_VISIBLE_DEVICES": "1,0,7,-1,GPU-8a"}
+    assert Pool("gpu", "auto", names).free == ["1", "0", "GPU-8a"]
 
 
 @pytest.mark.parametrize(
@@ -225,6 +232,25 @@ def test_an_interrupted_sweep_goes_on_over_slots(train: Command, tmp_path: Path)
     assert after["0"] == before["0"]
     assert after["1"]["resumed_from"].endswith("/1/checkpoints/interrupted.ckpt")
     assert [after[name]["status"] for name in "012"] == ["finished"] * 3
+
+
+@pytest.mark.processes
+def test_finished_jobs_are_skipped_though_they_would_not_fit(train: Command) -> None:
+    sweep = [*SMALL, "trainer.strategy=dp", "trainer.devices=3", "seed=1"]
+    assert train("-m", *sweep).returncode == 0
+    one = ["hydra/launcher=slots", "hydra.launcher.slots=1"]
+    again = train("-m", *one, *sweep, "sweep.resume=latest")
+    assert again.returncode == 0, again.stderr
+    assert list(results(again.directory)) == ["0"]
+
+
+@pytest.mark.processes
+def test_a_job_may_change_into_its_directory(train: Command) -> None:
+    done = train("-m", "hydra/launcher=slots", *SMALL, "seed=1", "hydra.job.chdir=true")
+    assert done.returncode == 0, done.stderr
+    (job,) = results(done.directory).values()
+    assert job["status"] == "finished"
+    assert len(list(done.directory.glob("multirun/*/*/0/console.log"))) == 1
 
 
 @pytest.mark.processes

@@ -154,8 +154,11 @@ def register() -> None:
     ConfigStore.instance().store(name="schema", node=Config)
     OmegaConf.register_new_resolver("run_name", lambda: run_name(), replace=True)
     OmegaConf.register_new_resolver("times", lambda one, other: one * other, replace=True)
-    OmegaConf.register_new_resolver("run_directory", run_directory, replace=True)
-    OmegaConf.register_new_resolver("sweep_directory", sweep_directory, replace=True)
+    OmegaConf.register_new_resolver("run_directory", run_directory, replace=True, use_cache=True)
+    # Cached: "latest" is another one as soon as a run elsewhere has written something.
+    OmegaConf.register_new_resolver(
+        "sweep_directory", sweep_directory, replace=True, use_cache=True
+    )
     OmegaConf.register_new_resolver("job_directory", job_directory, replace=True)
 
 

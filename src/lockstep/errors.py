@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,8 +47,10 @@ def as_not_located(error: BaseException, target: str) -> BaseException:
     """For Hydra's "Error locating target": what a module that is there raised at its import, else a
     `UsageError` that says what is not there."""
     *_, first = causes(error)
+    named = re.search(r"Error locating target '([^']+)'", str(error))
+    target = named[1] if named else target  # one inside another
     if isinstance(first, ModuleNotFoundError):
-        there = not target.startswith(first.name or "")  # it is another one that is missing
+        there = not f"{target}.".startswith(f"{first.name}.")  # it is another one that is missing
     else:
         there = not isinstance(first, AttributeError | ImportError)
     if there:

@@ -53,9 +53,16 @@ def claimed(run: Run) -> Iterator[None]:
     The kernel lets go of the lock when this process ends, however it ends.
     """
     run.directory.mkdir(parents=True, exist_ok=True)
-    handle = _lock(run.directory)
-    try:
+    with locked(run.directory):
         claim(run)
+        yield
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Raises `UsageError` when another process holds the directory."""
+    handle = _lock(directory)
+    try:
         yield
     finally:
         if handle is not None:

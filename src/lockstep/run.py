@@ -21,7 +21,7 @@ from torch import nn
 from lockstep.build import Built, build
 from lockstep.callbacks.exchange import ExchangeCost, gradient_bytes
 from lockstep.callbacks.guards import FiniteLoss, PeerCheck, RankSeeds
-from lockstep.callbacks.prune import PruneTrial
+from lockstep.callbacks.prune import PruneTrial, pruning
 from lockstep.callbacks.resume_state import ResumeState
 from lockstep.callbacks.step_clock import StepClock
 from lockstep.callbacks.stop_together import StopTogether
@@ -70,10 +70,7 @@ def build_here(run: Run) -> Built:
     ]
     if run.config.compare:
         guards.append(ExchangeCost())
-    sweeper = run.hydra.get("sweeper") or {}
-    if sweeper.get("pruner"):
-        guards.append(PruneTrial(run.directory.parent, run.hydra["job"]["num"], sweeper))
-    built = build(run, guards)
+    built = build(run, [*guards, *pruning(run)])
     if run.config.init_from is not None and run.checkpoint is None:
         load_weights(built.module, run.config.init_from)
     return built

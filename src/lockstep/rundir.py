@@ -58,9 +58,13 @@ def job_directory(*, _root_: DictConfig) -> str:
             return name
     if number not in results:
         return number
-    # With those that were given to jobs which have not written anything yet.
-    given = [path.name for path in Path(_root_.hydra.sweep.dir).iterdir() if path.is_dir()]
-    return str(max(int(name) for name in given if name.isdigit()) + 1)
+    return str(next_number(Path(_root_.hydra.sweep.dir)))
+
+
+def next_number(sweep: Path) -> int:
+    """Above all jobs of a sweep, with those that have a directory and nothing in it yet."""
+    given = (path.name for path in sweep.iterdir() if path.is_dir())
+    return max((int(name) for name in given if name.isdigit()), default=-1) + 1
 
 
 def config_digest(config: DictConfig) -> str:

@@ -101,8 +101,8 @@ def ignoring_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def leave_with_parent(grace_s: float) -> None:
-    """Watch the process that asked for this one, and leave when it is gone: no orphans.
+def leave_with_parent(grace_s: float, gone: Callable[[], None] | None = None) -> None:
+    """Watch the process that asked for this one, and leave when it is ``gone``: no orphans.
 
     A fork server's children are not children of that process, so the kernel does not tell them.
     """
@@ -110,7 +110,7 @@ def leave_with_parent(grace_s: float) -> None:
     assert parent is not None, "only for processes started by multiprocessing"
 
     def watch() -> None:
-        parent.join()
+        (gone or parent.join)()
         stop.peers_are_well = lambda: False
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(grace_s)

@@ -30,8 +30,9 @@ class OptunaConfig:
     pruner: Any = None
     """median, percentile, halving, hyperband, threshold; null: no trial ends early."""
     pruner_options: dict[str, Any] = field(default_factory=dict)
-    prune_on: str = "val/loss"
-    """The metric that is reported after each validation."""
+    prune_on: Any = None
+    """The metric that is reported after each epoch's validation; null: the objective, ``val/`` for
+    ``test/``."""
     params: dict[str, str] = field(default_factory=dict)
     """Key -> range, for a search that is kept in a file; the command line comes after them."""
 

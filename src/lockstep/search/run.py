@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from optuna.trial import FrozenTrial, TrialState
 
 from lockstep.errors import RunFailed, UsageError, one_line
-from lockstep.record import record_refusal
+from lockstep.record import locked, record_refusal
 from lockstep.results import write_atomically
 from lockstep.search.space import lowest, parse
 from lockstep.search.study import (
@@ -56,22 +56,24 @@ class Search:
     def run(self, overrides: Sequence[str]) -> list[FrozenTrial]:
         """Run all trials; returns the best. Raises `UsageError` for what cannot be searched, and
         `RunFailed` when no trial was good."""
-        self._prepare(overrides)
-        search = getattr(self.launcher, "search", None)
-        if search is not None:
-            new = max(0, self.options["n_trials"] - len(self.study.trials))
-            search(self._ask, self._ended, len(self.unfinished) + new)
-        else:
-            while (job := self._ask()) is not None:
-                self._run_alone(job)
-        return self._close()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with locked(self.directory):
+            self._prepare(overrides)
+            search = getattr(self.launcher, "search", None)
+            if search is not None:
+                new = max(0, self.options["n_trials"] - len(self.study.trials))
+                search(self._ask, self._ended, len(self.unfinished) + new)
+            else:
+                while (job := self._ask()) is not None:
+                    self._run_alone(job)
+            return self._close()
 
     def _prepare(self, overrides: Sequence[str]) -> None:
         options = self.options
         trials = options["n_trials"]
         if not isinstance(trials, int) or trials < 1:
             raise UsageError(f"hydra.sweeper.n_trials must be at least 1; got {trials}.")
-        self.fixed, self.space = parse(overrides)
+        self.fixed, self.space = parse(overrides, self.hydra_context.config_loader)
         if not self.space:
             raise UsageError(
                 "a search needs a key with a range, such as "
@@ -91,7 +93,11 @@ class Search:
             options["sampler"], options["sampler_options"], options["seed"] + len(self.study.trials)
         )
         self.study.sampler = sampler
-        self.unfinished = [t for t in self.study.trials if t.state == TrialState.RUNNING]
+        running = [trial for trial in self.study.trials if trial.state == TrialState.RUNNING]
+        self.unfinished = [trial for trial in running if trial.params.keys() == self.space.keys()]
+        for trial in running:
+            if trial not in self.unfinished:  # ended while it was being asked for
+                tell(self.study, trial.number, None, "it has not got all of its parameters")
         OmegaConf.save(self.config, self.directory / "multirun.yaml")
 
     def _check(self, directions: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from optuna.distributions import (
@@ -19,7 +20,9 @@ from lockstep.errors import UsageError
 Space = dict[str, BaseDistribution]
 
 
-def parse(overrides: Iterable[str]) -> tuple[list[str], Space]:
+def parse(
+    overrides: Iterable[str], config_loader: ConfigLoader | None = None
+) -> tuple[list[str], Space]:
     """The overrides that all trials share, and what is searched, by key.
 
     ``a,b`` and ``choice(a,b)`` are categories; ``range(1,9,2)`` is 1, 3, 5, 7; ``interval(0.1,1)``
@@ -30,7 +33,7 @@ def parse(overrides: Iterable[str]) -> tuple[list[str], Space]:
     """
     fixed: dict[str, str] = {}
     space: Space = {}
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
+    for override in OverridesParser.create(config_loader).parse_overrides(list(overrides)):
         key = override.get_key_element()
         fixed.pop(key, None)  # of two for one key the later one holds
         space.pop(key, None)

@@ -14,6 +14,7 @@ from optuna.distributions import distribution_to_json
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
+from optuna.storages import RDBStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 FILE = "study.db"
 NAME = "lockstep"
+LOCK_TIMEOUT_S = 60
 SAMPLERS = {
     "tpe": optuna.samplers.TPESampler,
     "random": optuna.samplers.RandomSampler,
@@ -95,7 +97,7 @@ def open_study(
     directory.mkdir(parents=True, exist_ok=True)
     try:
         study = optuna.create_study(
-            storage=address(directory),
+            storage=storage(directory),
             study_name=NAME,
             directions=list(directions),  # type: ignore[arg-type]
             sampler=sampler,
@@ -120,13 +122,15 @@ def open_study(
     return study
 
 
-def address(directory: Path) -> str:
-    return f"sqlite:///{directory.resolve() / FILE}"
+def storage(directory: Path) -> RDBStorage:
+    """Many runs may report at once: each waits for the others' locks."""
+    address = f"sqlite:///{directory.resolve() / FILE}"
+    return RDBStorage(address, engine_kwargs={"connect_args": {"timeout": LOCK_TIMEOUT_S}})
 
 
 def trial_of_run(directory: Path, number: int, pruner: BasePruner) -> Trial:
     """A trial as seen by its own run, in another process: to report to, and to ask."""
-    study = optuna.load_study(study_name=NAME, storage=address(directory), pruner=pruner)
+    study = optuna.load_study(study_name=NAME, storage=storage(directory), pruner=pruner)
     trial_id = study.get_trials(deepcopy=False)[number]._trial_id
     return Trial(study, trial_id)
 
@@ -142,7 +146,7 @@ def tell(study: Study, number: int, value: Any, error: str | None) -> None:
     trial = study.get_trials(deepcopy=False)[number]
     if trial.state.is_finished():
         return  # told before this command
-    if error is None and PRUNED in trial.user_attrs:
+    if error is None and trial.user_attrs.get(PRUNED) is not None:
         study.tell(number, state=TrialState.PRUNED)
     elif error is None and len(numbers) == len(values) == len(study.directions):
         study.tell(number, numbers)
@@ -153,4 +157,6 @@ def tell(study: Study, number: int, value: Any, error: str | None) -> None:
 
 def best_trials(study: Study) -> list[FrozenTrial]:
     """One, or for several objectives all that no other beats; none when none was finished."""
-    return study.best_trials if study.get_trials(states=(TrialState.COMPLETE,)) else []
+    if not study.get_trials(states=(TrialState.COMPLETE,)):
+        return []
+    return [study.best_trial] if len(study.directions) == 1 else study.best_trials

@@ -11,6 +11,8 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -85,7 +87,7 @@ def _serve(
 ) -> None:
     own_group()  # Ctrl-C reaches the launching process alone, which passes it on
     leave_on_signals()
-    leave_with_parent(GRACE_S)
+    leave_with_parent(GRACE_S, gone=_when_orphaned)
     redirect(log)
     before = dict(os.environ)
     try:
@@ -104,14 +106,26 @@ def _serve(
         sys.exit(stop.status)
 
 
+def _when_orphaned() -> None:
+    """A forked process is its parent's child. What multiprocessing waits for instead, the end of a
+    pipe, is held open by each host that was forked later."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.2)
+
+
 def _run(hydra_context: HydraContext, task: Callable[[Any], Any], config: DictConfig) -> Ended:
-    job = run_job(
-        hydra_context=hydra_context,
-        task_function=task,
-        config=config,
-        job_dir_key="hydra.sweep.dir",
-        job_subdir_key="hydra.sweep.subdir",
-    )
+    try:
+        job = run_job(
+            hydra_context=hydra_context,
+            task_function=task,
+            config=config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+    except Exception as error:  # of Hydra's, around the task: this job's, not the host's
+        traceback.print_exc()
+        return Ended(error=one_line(error))
     value = job._return_value  # the property raises, and prints
     if isinstance(value, Exception):
         return Ended(error=one_line(value), usage=isinstance(value, UsageError))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from lockstep.config import Config, LaunchConfig, TrainerConfig
-from lockstep.devices import available, cores
+from lockstep.config import Config, TrainerConfig
+from lockstep.devices import available, cores, driver_gpus
 from lockstep.errors import UsageError
 from lockstep.placement import Placement, place
 
@@ -42,8 +43,10 @@ def demand_of(composed: DictConfig, environ: Mapping[str, str] = os.environ) -> 
     Raises `UsageError` for what cannot be placed anywhere, and for GPUs by their ids: the ids are
     chosen by the slots.
     """
-    trainer = _typed(composed.trainer, TrainerConfig)
-    threads = _typed(composed.launch, LaunchConfig).threads
+    # Not the others: they may mean this very job's directory, which is not known here.
+    names = ("accelerator", "strategy", "devices", "num_nodes")
+    trainer = TrainerConfig(**{name: _plain(composed.trainer[name]) for name in names})
+    threads = composed.launch.threads
     placement: Placement = place(Config(trainer=trainer), sweep=True, environ=environ)
     if isinstance(placement.devices, list):
         raise UsageError(
@@ -53,9 +56,8 @@ def demand_of(composed: DictConfig, environ: Mapping[str, str] = os.environ) -> 
     return Demand(placement.accelerator, placement.device_count, placement.world_size, threads)
 
 
-def _typed(node: DictConfig, schema: type) -> Any:
-    plain = OmegaConf.to_container(node, resolve=True)
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value) if isinstance(value, ListConfig) else value
 
 
 class Pool:
@@ -116,6 +118,8 @@ class Pool:
 def _names(accelerator: str, environ: Mapping[str, str]) -> list[str]:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if accelerator == "gpu" and visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip()]
+        names = [name.strip() for name in visible.split(",") if name.strip()]
+        known = driver_gpus() or sys.maxsize  # without NVIDIA's driver there is no number to check
+        return [n for n in names if not n.lstrip("-").isdigit() or 0 <= int(n) < known]
     count = cores() if accelerator == "cpu" else available(accelerator, environ)
     return [str(number) for number in range(count)]

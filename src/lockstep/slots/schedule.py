@@ -22,6 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 from lockstep.errors import RunFailed, UsageError
 from lockstep.processes import unchanged_process
 from lockstep.record import record_death, record_refusal
+from lockstep.results import read_result
+from lockstep.rundir import next_number
 from lockstep.signals import leave_on_signals, stop
 from lockstep.slots.board import Board
 from lockstep.slots.host import Ended, Host
@@ -30,6 +32,8 @@ from lockstep.slots.pool import Demand, NoSuchSlots, Pool, demand_of
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
+LOOKED_AT = 50
+"""Jobs among which one that fits is looked for; composing a job takes some 30 ms."""
 Source = Callable[[], "Job | None"]
 """The next job; None: there is none now."""
 
@@ -63,7 +67,9 @@ class Schedule:
     ) -> None:
         self.config, self.hydra_context, self.task = config, hydra_context, task
         self.asked = slots
-        self.directory = Path(config.hydra.sweep.dir)
+        self.directory = Path(config.hydra.sweep.dir).absolute()  # a job may change its own
+        self.given: set[str] = set()
+        """Directories of this command's jobs."""
         self.pools: dict[str, Pool] = {}
         self.waiting: list[Job] = []
         self.running: list[Job] = []
@@ -90,6 +96,7 @@ class Schedule:
                 return
             assert job.demand is not None
             pool = self.pools[job.demand.accelerator]
+            self.idle = [host for host in self.idle if host.process.is_alive()]
             if not self.idle:
                 log_file = self.directory / "hosts.log"
                 self.idle.append(Host(self.hydra_context, self.task, log_file))
@@ -119,7 +126,7 @@ class Schedule:
     def _candidates(self, source: Source, ahead: int | None) -> Iterator[Job]:
         """The jobs that wait, then new ones, each looked at only when it is needed."""
         yield from list(self.waiting)
-        while ahead is None or len(self.waiting) < ahead:
+        while len(self.waiting) < (ahead or LOOKED_AT):
             if self.pools and not any(pool.free for pool in self.pools.values()):
                 return
             job = source()
@@ -130,7 +137,11 @@ class Schedule:
 
     def _demand(self, job: Job) -> Demand:
         if job.demand is None:
-            job.demand = demand_of(self._compose(job))
+            config = self._compose(job)
+            if config.sweep.resume is not None and self._is_done(job.directory.name):
+                job.demand = Demand(next(iter(self.pools), "cpu"), 1, 1, None)  # it is only read
+            else:
+                job.demand = demand_of(config)
         return job.demand
 
     def _pool_of(self, job: Job) -> Pool:
@@ -158,11 +169,19 @@ class Schedule:
             place = str(OmegaConf.select(config, "hydra.sweep.subdir"))
         finally:
             HydraConfig.instance().cfg = before
+        if place in self.given and config.sweep.resume is not None and not self._is_done(place):
+            place = str(next_number(self.directory))  # given a moment ago, and still empty
+        self.given.add(place)
         with read_write(config.hydra):
+            config.hydra.sweep.dir = str(self.directory)
             config.hydra.sweep.subdir = place
         job.config, job.directory = config, self.directory / place
         job.directory.mkdir(parents=True, exist_ok=True)
         return config
+
+    def _is_done(self, place: str) -> bool:
+        path = self.directory / place / "result.json"
+        return path.exists() and read_result(path)["status"] in ("finished", "pruned")
 
     def _wait(self, finished: Callable[[Job], None]) -> None:
         """Until a job has ended, or for a moment."""
@@ -182,8 +201,8 @@ class Schedule:
             self.pools[demand.accelerator].give_back(job.slots)
             if host.process.exitcode is None:
                 self.idle.append(host)
-            else:
-                record_death(job.directory, job.overrides, str(ended.error))
+            if ended.error is not None and not ended.usage:  # else it may be another job's
+                record_death(job.directory, job.overrides, ended.error)
             self._end(job, ended, finished)
         self.board.tick()
 
@@ -214,6 +233,8 @@ class Schedule:
                 host.dismiss()
             for host in hosts:
                 host.end(max(0.0, until - time.monotonic()))
+            for job in self.running:
+                record_death(job.directory, job.overrides, "its processes had to be killed")
 
     @staticmethod
     def _grace_s(job: Job) -> float:
