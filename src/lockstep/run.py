@@ -32,6 +32,7 @@ from lockstep.devices import cores
 from lockstep.epoch_mean import EpochMean
 from lockstep.errors import UsageError
 from lockstep.group import gather, leave_group
+from lockstep.placement import STRATEGIES
 from lockstep.predictions import write_predictions
 from lockstep.randomness import seed_everything
 from lockstep.record import Run
@@ -227,7 +228,8 @@ def set_threads(run: Run) -> None:
     """Share the cores out over the processes of this machine, unless OMP_NUM_THREADS is set."""
     processes = min(run.placement.world_size, run.placement.device_count)
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    shared = cores() // processes if processes > 1 else torch.get_num_threads()
+    alone = STRATEGIES[run.placement.strategy] == "one"
+    shared = torch.get_num_threads() if alone else cores() // processes
     threads = run.config.launch.threads or (int(given) if given.isdigit() else max(1, shared))
     torch.set_num_threads(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # else Lightning's launcher sets both, its own way
