@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from lockstep.data import Splits
-from lockstep.data.module import Tensors
+from lockstep.data.tensors import Tensors
 from lockstep.module import SupervisedModule
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lockstep.config import DataConfig
-from lockstep.data.module import Tensors
 from lockstep.data.sharding import EvalShards, TrainShards, epoch_order, share_of
+from lockstep.data.tensors import Tensors
 from lockstep.errors import UsageError
 from lockstep.sizes import batch_sizes
 

@@ -12,11 +12,12 @@ from conftest import CONF, ROOT
 SOURCE = ROOT / "src" / "lockstep"
 ROOMS = [
     ["errors", "console", "results", "rundir", "config"],
-    ["devices", "sizes", "placement", "signals", "epoch_mean", "group", "randomness"],
+    ["devices", "sizes", "placement", "signals", "epoch_mean", "group", "randomness", "rendezvous"],
     ["data", "models", "strategies", "loggers", "record", "checkpoints"],
     ["module", "callbacks", "processes", "failures", "summary", "predictions", "resume"],
     ["refusals"],
-    ["build"],
+    ["build", "overhead"],
+    ["outcome"],
     ["run"],
     ["spawn"],
     ["report"],

@@ -33,8 +33,9 @@ class EpochMean(Metric):
     @override
     def update(self, mean: Tensor, samples: int) -> None:
         """Add one batch's mean, a 0-dim tensor, over ``samples`` samples."""
-        self.total += mean.detach().to(SUMS) * samples
-        self.samples += samples
+        # In place: an assignment to a module's attribute takes longer than the sum.
+        self.total.add_(mean.detach().to(SUMS), alpha=samples)
+        self.samples.add_(samples)
 
     def resume(self, total: float, samples: int) -> None:
         """Go on from the sums of an epoch that was interrupted."""

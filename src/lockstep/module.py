@@ -55,6 +55,15 @@ class SupervisedModule(LightningModule):
         """The last value of each metric that is more than one number."""
 
     @override
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Lightning notes the hook it is in, 30 times a step; torch looks each time whether it is a
+        # parameter.
+        if name == "_current_fx_name":
+            vars(self)[name] = value
+        else:
+            super().__setattr__(name, value)
+
+    @override
     def forward(self, *inputs: Tensor) -> Any:
         return self.network(*inputs)
 

@@ -93,6 +93,8 @@ def in_ranks(work: Work, run: Run) -> Result:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from lockstep import rendezvous
+
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # `raise_cause` says it, once
     handled = ",".join(number.name for number in STOPPING)
@@ -103,9 +105,7 @@ def in_ranks(work: Work, run: Run) -> Result:
             max_nodes=1,
             nproc_per_node=run.placement.world_size,
             run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            local_addr="127.0.0.1",
+            rdzv_backend=rendezvous.register(),
             max_restarts=0,
             monitor_interval=0.05,
             start_method=method(),

@@ -9,17 +9,16 @@ import logging
 import os
 import sys
 import warnings
-from importlib.metadata import version
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import OmegaConf
 from torch import nn
 
 from lockstep.build import Built, build
-from lockstep.callbacks.exchange import ExchangeCost, gradient_bytes
+from lockstep.callbacks.exchange import ExchangeCost
 from lockstep.callbacks.guards import FiniteLoss, PeerCheck, RankSeeds
 from lockstep.callbacks.prune import PruneTrial, pruning
 from lockstep.callbacks.resume_state import ResumeState
@@ -27,11 +26,11 @@ from lockstep.callbacks.step_clock import StepClock
 from lockstep.callbacks.stop_together import StopTogether
 from lockstep.checkpoints import load_weights
 from lockstep.data import DataModule
-from lockstep.data.sharding import TrainShards
 from lockstep.devices import cores
-from lockstep.epoch_mean import EpochMean
 from lockstep.errors import UsageError
-from lockstep.group import gather, leave_group
+from lockstep.group import leave_group
+from lockstep.outcome import callbacks_of, describe_training, plain_metrics, samples_seen
+from lockstep.overhead import trim
 from lockstep.placement import STRATEGIES
 from lockstep.predictions import write_predictions
 from lockstep.randomness import seed_everything
@@ -72,6 +71,7 @@ def build_here(run: Run) -> Built:
     if run.config.compare:
         guards.append(ExchangeCost())
     built = build(run, [*guards, *pruning(run)])
+    trim(built.trainer, built.module)
     if run.config.init_from is not None and run.checkpoint is None:
         load_weights(built.module, run.config.init_from)
     return built
@@ -143,50 +143,6 @@ def predict(built: Built, run: Run) -> str:
     return str(write_predictions(built.trainer, built.module, built.data, best, run.directory))
 
 
-def describe_training(built: Built, run: Run) -> dict[str, Any]:
-    """What is known after training; testing resets these counters."""
-    trainer = built.trainer
-    clock = next(item for item in callbacks_of(trainer) if isinstance(item, StepClock))
-    return {
-        "epochs": trainer.current_epoch,
-        "steps": trainer.global_step,
-        "metrics": plain_metrics(built),
-        "floor": built.floor,
-        **batch_sizes_used(built, run),
-        **clock.measured(run.started, batch_sizes_used(built, run)["global_batch_size"]),
-        **exchange_cost(trainer),
-        "gradient_bytes": gradient_bytes(built.module),
-        "peak_memory_bytes": gather(peak_memory_bytes()),
-        "pids": gather(os.getpid()),
-        "threads_per_process": torch.get_num_threads(),
-        "versions": {"torch": str(torch.__version__), "lightning": version("lightning")},
-    }
-
-
-def exchange_cost(trainer: Trainer) -> dict[str, Any]:
-    callbacks = callbacks_of(trainer)
-    clock = next(item for item in callbacks if isinstance(item, StepClock))
-    measuring = (item for item in callbacks if isinstance(item, ExchangeCost))
-    return next((item.measured(clock.step_s()) for item in measuring), {})
-
-
-def batch_sizes_used(built: Built, run: Run) -> dict[str, int]:
-    """What the loader really yields: less than the config says where the data set is smaller, and
-    whatever it is for a loader of a user's own."""
-    loader, world_size = built.trainer.train_dataloader, built.trainer.world_size
-    sampler = getattr(loader, "sampler", None)
-    if isinstance(sampler, TrainShards):
-        size = sampler.global_batch_size
-        return {"global_batch_size": size, "per_process_batch_size": -(-size // world_size)}
-    own = getattr(loader, "batch_size", None) or run.config.data.global_batch_size // world_size
-    return {"global_batch_size": own * world_size, "per_process_batch_size": own}
-
-
-def callbacks_of(trainer: Trainer) -> list[Callback]:
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set elsewhere
-    return callbacks
-
-
 def best_checkpoint(trainer: Trainer) -> str | None:
     """The best checkpoint where a metric is monitored; None: the weights as they are."""
     callback = trainer.checkpoint_callback
@@ -198,21 +154,6 @@ def has_test(module: LightningModule, data: LightningDataModule) -> bool:
     if isinstance(data, DataModule):
         return data.splits.test is not None and is_overridden("test_step", module)
     return is_overridden("test_dataloader", data) and is_overridden("test_step", module)
-
-
-def plain_metrics(built: Built) -> dict[str, float | list[Any]]:
-    """The last value of everything logged, and the module's tables, as plain numbers."""
-    logged = {name: value.item() for name, value in built.trainer.callback_metrics.items()}
-    return dict(sorted((logged | getattr(built.module, "tables", {})).items()))
-
-
-def samples_seen(module: LightningModule) -> dict[str, int]:
-    """Samples counted in the last epoch of each stage, over all ranks."""
-    return {
-        name.rpartition(".")[2].removesuffix("_loss"): mean.samples_seen
-        for name, mean in module.named_modules()
-        if isinstance(mean, EpochMean) and mean.samples_seen
-    }
 
 
 def log_config(trainer: Trainer, run: Run) -> None:
@@ -233,18 +174,6 @@ def set_threads(run: Run) -> None:
     threads = run.config.launch.threads or (int(given) if given.isdigit() else max(1, shared))
     torch.set_num_threads(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # else Lightning's launcher sets both, its own way
-
-
-def peak_memory_bytes() -> int:
-    """Of the GPU where there is one, else of this process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    if sys.platform == "win32":
-        return 0  # no getrusage there
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def finish_wandb(exit_code: int) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict
 
 import torch
 import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim import Optimizer
 from typing_extensions import override
 
 from lockstep.config import Config
@@ -67,16 +69,37 @@ class RankSeeds(Callback):
 class FiniteLoss(Callback):
     """Stop at the step whose loss is NaN or infinite: the weights are still those before it.
 
-    Raises `UsageError` on the rank that has it. On a GPU the host waits for the loss once a step.
+    Raises `UsageError` on the rank that has it. The host looks at a GPU's loss when it has asked
+    for the backward pass, which the GPU computes meanwhile: neither waits for the other.
     """
+
+    def __init__(self) -> None:
+        self._underway: list[tuple[torch.Tensor, torch.cuda.Event]] = []
 
     @override
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor
     ) -> None:
-        if not torch.isfinite(loss).all():
+        if loss.is_cuda:
+            copied = loss.detach().to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied[1].record()
+            self._underway.append(copied)
+        else:
+            self._check(trainer, loss.item())
+
+    @override
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        losses, self._underway = self._underway, []
+        for loss, arrived in losses:
+            arrived.synchronize()
+            self._check(trainer, loss.item())
+
+    def _check(self, trainer: Trainer, loss: float) -> None:
+        if not math.isfinite(loss):
             raise UsageError(
-                f"The training loss must be finite; got {loss.item()} at step "
+                f"The training loss must be finite; got {loss} at step "
                 f"{trainer.global_step} (epoch {trainer.current_epoch}) on rank "
                 f"{trainer.global_rank}. Try a smaller optimizer.lr or "
                 "trainer.gradient_clip_val=1, and look for NaN in the data; "

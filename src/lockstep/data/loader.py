@@ -10,7 +10,8 @@ from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from lockstep.data.sharding import TrainShards
+from lockstep.data.sharding import EvalShards, TrainShards
+from lockstep.data.tensors import Tensors
 
 
 class Position(NamedTuple):
@@ -33,7 +34,23 @@ def training_position(trainer: Trainer | None) -> Position:
     return Position(epoch.processed, 0 if is_over else batch.processed, is_over)
 
 
-class ResumableLoader(DataLoader[Any]):
+class ShardLoader(DataLoader[Any]):
+    """One rank's batches. Those of `Tensors` are cut from memory, past DataLoader's fetching: that
+    takes a list of Python integers through three layers, longer than a small model's step."""
+
+    @override
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        shards, data = self.sampler, self.dataset
+        # A subclass may change what a sample is, and loader processes are somebody's wish.
+        if type(data) is not Tensors or self.num_workers:
+            return super().__iter__()
+        if isinstance(shards, TrainShards | EvalShards):
+            assert self.batch_size is not None
+            return data.batches(shards.indices(), self.batch_size, self.pin_memory)
+        return super().__iter__()
+
+
+class ResumableLoader(ShardLoader):
     """Its state is a `Position`.
 
     Lightning saves and loads the state of a loader that has these two methods. It creates the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence, Sized
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from typing_extensions import override
 
 from lockstep.config import DataConfig
-from lockstep.data.loader import ResumableLoader, training_position
+from lockstep.data.loader import ResumableLoader, ShardLoader, training_position
 from lockstep.data.sharding import EvalShards, TrainShards
+from lockstep.data.tensors import Tensors
 from lockstep.errors import UsageError
 from lockstep.sizes import BatchSizes
 
@@ -33,26 +34,6 @@ class Splits:
     """What ``predict=true`` predicts; None: the test split."""
     floor: float | None = None
     """The test loss that no model can undercut, where it is known; shown beside the result."""
-
-
-class Tensors(Dataset[tuple[torch.Tensor, ...]]):
-    """Tensors of equal length on dimension 0; a batch is one indexing, not one call a sample."""
-
-    def __init__(self, *tensors: torch.Tensor) -> None:
-        lengths = {len(tensor) for tensor in tensors}
-        if len(lengths) != 1:
-            raise UsageError(f"All tensors must have one length; got {sorted(lengths)}.")
-        self.tensors = tensors
-
-    def __len__(self) -> int:
-        return len(self.tensors[0])
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
-        return tuple(tensor[index] for tensor in self.tensors)
-
-    def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        rows = torch.as_tensor(indices)
-        return tuple(tensor[rows] for tensor in self.tensors)
 
 
 def as_fetched(batch: Any) -> Any:
@@ -137,11 +118,11 @@ class DataModule(LightningDataModule):
             warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
             return []
         sampler = EvalShards(dataset, rank=self._rank, world_size=self._world_size)
-        return self._loader(DataLoader, dataset, sampler, self.sizes.eval_per_process)
+        return self._loader(ShardLoader, dataset, sampler, self.sizes.eval_per_process)
 
     def _loader(
         self,
-        kind: type[DataLoader[Any]],
+        kind: type[ShardLoader],
         dataset: Dataset[Any],
         sampler: TrainShards | EvalShards,
         batch_size: int,

@@ -76,13 +76,15 @@ class TrainShards(DistributedSampler[int]):
         batch = self.batch_size(step)
         return share_of(batch, self.rank, self.num_replicas) * self.num_replicas / batch
 
-    def __iter__(self) -> Iterator[int]:
+    def indices(self) -> torch.Tensor:
+        """This rank's share of the epoch that was set, in order, without what was skipped."""
         order = epoch_order(self.samples, self.seed, self.epoch, self.shuffle)
         order = order[self.skipped * self.global_batch_size : self.steps * self.global_batch_size]
-        mine = order[self.rank :: self.num_replicas].tolist()
-        if self._needs_filler() and len(order):
-            mine.append(int(order[-1]))
-        return iter(mine)
+        mine = order[self.rank :: self.num_replicas]
+        return torch.cat([mine, order[-1:]]) if self._needs_filler() else mine
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices().tolist())
 
     def __len__(self) -> int:
         used = min(self.samples, self.steps * self.global_batch_size)
@@ -107,9 +109,12 @@ class EvalShards(DistributedSampler[int]):
         self.samples = len(dataset)
         self.only_filler = share_of(self.samples, rank, world_size) == 0
 
+    def indices(self) -> torch.Tensor:
+        mine = torch.arange(self.rank, self.samples, self.num_replicas)
+        return mine.new_zeros(1) if self.only_filler else mine
+
     def __iter__(self) -> Iterator[int]:
-        mine = range(self.rank, self.samples, self.num_replicas)
-        return iter([0] if self.only_filler else mine)
+        return iter(self.indices().tolist())
 
     def __len__(self) -> int:
         return max(1, share_of(self.samples, self.rank, self.num_replicas))

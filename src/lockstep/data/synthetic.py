@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from lockstep.data.module import Splits, Tensors
+from lockstep.data.module import Splits
+from lockstep.data.tensors import Tensors
 
 
 def standard_normal(samples: int, features: int, targets: int, seed: int = 0) -> Splits:

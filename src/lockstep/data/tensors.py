@@ -1,0 +1,45 @@
+"""A data set in memory, read many batches at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.utils.data import Dataset
+
+from lockstep.errors import UsageError
+
+CHUNK_BYTES = 2**24
+"""Gathered at once: enough that a small batch costs nothing, little beside any data set."""
+
+
+class Tensors(Dataset[tuple[torch.Tensor, ...]]):
+    """Tensors of equal length on dimension 0; a batch is one indexing, not one call a sample."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        lengths = {len(tensor) for tensor in tensors}
+        if len(lengths) != 1:
+            raise UsageError(f"All tensors must have one length; got {sorted(lengths)}.")
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor[index] for tensor in self.tensors)
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        rows = torch.as_tensor(indices)
+        return tuple(tensor[rows] for tensor in self.tensors)
+
+    def batches(
+        self, rows: torch.Tensor, size: int, pin_memory: bool = False
+    ) -> Iterator[tuple[torch.Tensor, ...]]:
+        """The samples ``rows``, shape ``(n,)``, in batches of ``size``: views of larger copies."""
+        sample_bytes = sum(tensor[:1].nbytes for tensor in self.tensors)
+        batches = max(1, CHUNK_BYTES // max(1, size * sample_bytes))
+        for chunk in torch.split(rows, batches * size):
+            copies = [tensor[chunk] for tensor in self.tensors]
+            if pin_memory:
+                copies = [copy.pin_memory() for copy in copies]
+            yield from zip(*(torch.split(copy, size) for copy in copies), strict=True)

@@ -1,0 +1,90 @@
+"""What a run says of itself in ``result.json``, in plain numbers, the same on every rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lockstep.build import Built
+from lockstep.callbacks.exchange import ExchangeCost, gradient_bytes
+from lockstep.callbacks.step_clock import StepClock
+from lockstep.data.sharding import TrainShards
+from lockstep.epoch_mean import EpochMean
+from lockstep.group import gather
+from lockstep.record import Run
+
+
+def describe_training(built: Built, run: Run) -> dict[str, Any]:
+    """What is known after training; testing resets these counters."""
+    trainer = built.trainer
+    clock = next(item for item in callbacks_of(trainer) if isinstance(item, StepClock))
+    return {
+        "epochs": trainer.current_epoch,
+        "steps": trainer.global_step,
+        "metrics": plain_metrics(built),
+        "floor": built.floor,
+        **batch_sizes_used(built, run),
+        **clock.measured(run.started, batch_sizes_used(built, run)["global_batch_size"]),
+        **exchange_cost(trainer),
+        "gradient_bytes": gradient_bytes(built.module),
+        "peak_memory_bytes": gather(peak_memory_bytes()),
+        "pids": gather(os.getpid()),
+        "threads_per_process": torch.get_num_threads(),
+        "versions": {"torch": str(torch.__version__), "lightning": version("lightning")},
+    }
+
+
+def exchange_cost(trainer: Trainer) -> dict[str, Any]:
+    callbacks = callbacks_of(trainer)
+    clock = next(item for item in callbacks if isinstance(item, StepClock))
+    measuring = (item for item in callbacks if isinstance(item, ExchangeCost))
+    return next((item.measured(clock.step_s()) for item in measuring), {})
+
+
+def batch_sizes_used(built: Built, run: Run) -> dict[str, int]:
+    """What the loader really yields: less than the config says where the data set is smaller, and
+    whatever it is for a loader of a user's own."""
+    loader, world_size = built.trainer.train_dataloader, built.trainer.world_size
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, TrainShards):
+        size = sampler.global_batch_size
+        return {"global_batch_size": size, "per_process_batch_size": -(-size // world_size)}
+    own = getattr(loader, "batch_size", None) or run.config.data.global_batch_size // world_size
+    return {"global_batch_size": own * world_size, "per_process_batch_size": own}
+
+
+def callbacks_of(trainer: Trainer) -> list[Callback]:
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set elsewhere
+    return callbacks
+
+
+def plain_metrics(built: Built) -> dict[str, float | list[Any]]:
+    """The last value of everything logged, and the module's tables, as plain numbers."""
+    logged = {name: value.item() for name, value in built.trainer.callback_metrics.items()}
+    return dict(sorted((logged | getattr(built.module, "tables", {})).items()))
+
+
+def samples_seen(module: LightningModule) -> dict[str, int]:
+    """Samples counted in the last epoch of each stage, over all ranks."""
+    return {
+        name.rpartition(".")[2].removesuffix("_loss"): mean.samples_seen
+        for name, mean in module.named_modules()
+        if isinstance(mean, EpochMean) and mean.samples_seen
+    }
+
+
+def peak_memory_bytes() -> int:
+    """Of the GPU where there is one, else of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    if sys.platform == "win32":
+        return 0  # no getrusage there
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
