@@ -19,6 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.plots import draw
 from benchmarks.rows import Row, measure
 from benchmarks.timing import PROJECT, clock_in
 
@@ -32,7 +33,8 @@ def main() -> None:
         clock = clock_in(Path(scratch), lambda line: console.print(line, markup=False))
         rows = list(measure(clock, runs, Path(scratch)))
     console.print(table(rows))
-    console.print(f"written to {write(facts, rows, runs).relative_to(PROJECT)}")
+    for path in (written := write(facts, rows, runs)), draw(rows, written.with_suffix(".png")):
+        console.print(f"written to {path.relative_to(PROJECT)}")
 
 
 def parse() -> argparse.Namespace:
@@ -63,22 +65,29 @@ def machine_line(facts: dict[str, Any]) -> str:
 
 
 def table(rows: list[Row]) -> Table:
-    """Median seconds of both commands, their ratio, and the value beside its target."""
+    """Medians of both sides with their spread, and the value beside its target."""
     drawn = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("command", "against"):
+    for heading in ("what", "against"):
         drawn.add_column(heading, overflow="fold", ratio=1)
-    for heading in ("s", "s against", "ratio", "target", "met"):
+    for heading in ("ours", "theirs", "value", "target", "met"):
         drawn.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        drawn.add_row(row.command, row.baseline, *cells(row))
+        drawn.add_row(row.what, row.against, *cells(row))
     return drawn
 
 
 def cells(row: Row) -> list[str]:
-    times = [f"{median(taken):.2f}" for taken in (row.seconds, row.baseline_seconds)]
-    target = "" if row.target is None else f"{row.target:g} {row.unit}"
+    sides = [f"{middle_and_ends(taken)} {row.unit}" for taken in (row.ours, row.theirs)]
+    sign = ">=" if row.at_least else "<="
+    target = "" if row.target is None else f"{sign} {row.target:g}"
     met = {None: "", True: "yes", False: "no"}[row.met]
-    return [*times, f"{row.ratio:.2f}", target, met]
+    return [*sides, f"{row.value:.2f}", target, met]
+
+
+def middle_and_ends(taken: list[float]) -> str:
+    """``1.02 (1.00 to 1.07)``: the median, the least and the most."""
+    middle = f"{median(taken):.3g}"
+    return middle if len(taken) == 1 else f"{middle} ({min(taken):.3g} to {max(taken):.3g})"
 
 
 def write(facts: dict[str, Any], rows: list[Row], runs: int) -> Path:

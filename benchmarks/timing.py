@@ -44,9 +44,14 @@ def seconds(command: str, directory: Path) -> float:
 
 
 def arguments(command: str) -> list[str]:
-    """``python`` is this interpreter, ``train.py`` the project's."""
-    known = {"python": sys.executable, "train.py": str(PROJECT / "train.py")}
-    return [known.get(word, word) for word in shlex.split(command)]
+    """``python`` and ``torchrun`` are this interpreter's, the scripts the project's."""
+    known = {
+        "python": [sys.executable],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+        "train.py": [str(PROJECT / "train.py")],
+        "by_hand.py": [str(PROJECT / "benchmarks" / "by_hand.py")],
+    }
+    return [part for word in shlex.split(command) for part in known.get(word, [word])]
 
 
 def environment() -> dict[str, str]:

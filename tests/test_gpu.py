@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from conftest import Launch
+
+from lockstep.errors import UsageError
 
 GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.processes]
@@ -43,6 +47,29 @@ def test_bf16_mixed_trains_on_a_gpu(launch: Launch, strategy: str) -> None:
     assert all(peak > 0 for peak in result["peak_memory_bytes"])
 
 
+@one
+@pytest.mark.parametrize("micro_steps", [1, 2])
+def test_nan_on_a_gpu_stops_the_run_before_the_weights_change(
+    launch: Launch, tmp_path: Path, micro_steps: int
+) -> None:
+    with pytest.raises(UsageError, match="must be finite; got nan at step 2"):
+        launch(
+            "data=with_nan",
+            "model=linear",
+            "callbacks=unmonitored",
+            "trainer.accelerator=gpu",
+            f"trainer.accumulate_grad_batches={micro_steps}",
+            f"data.datasets.bad={2 * 8 * micro_steps}",
+            "data.datasets.samples=64",
+            "data.global_batch_size=8",
+            "data.shuffle=false",
+            directory=tmp_path / "run",
+        )
+    saved = torch.load(tmp_path / "run" / "checkpoints" / "last_good.ckpt", weights_only=True)
+    assert saved["global_step"] == 2
+    assert all(torch.isfinite(weight).all() for weight in saved["state_dict"].values())
+
+
 @two
 @pytest.mark.parametrize("strategy", ["dp", "ddp", "ddp_spawn"])
 @pytest.mark.parametrize("devices", ["2", "[1,0]"])
@@ -55,7 +82,5 @@ def test_two_gpus_equal_one(launch: Launch, strategy: str, devices: str) -> None
 
 @one
 def test_more_gpus_than_there_are_is_refused(launch: Launch) -> None:
-    from lockstep.errors import UsageError
-
     with pytest.raises(UsageError, match=f"must not exceed .* got {GPUS + 1}"):
         launch("trainer.accelerator=gpu", f"trainer.devices={GPUS + 1}")

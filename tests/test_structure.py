@@ -11,7 +11,7 @@ from conftest import CONF, ROOT
 
 SOURCE = ROOT / "src" / "lockstep"
 ROOMS = [
-    ["errors", "console", "results", "rundir", "config"],
+    ["errors", "console", "help", "results", "rundir", "config"],
     ["devices", "sizes", "placement", "signals", "epoch_mean", "group", "randomness", "rendezvous"],
     ["data", "models", "strategies", "loggers", "record", "checkpoints"],
     ["module", "callbacks", "processes", "failures", "summary", "predictions", "resume"],

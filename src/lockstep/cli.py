@@ -27,6 +27,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 from lockstep import sweep
 from lockstep.config import Config, as_config
 from lockstep.errors import RunFailed, UsageError
+from lockstep.help import help_text
 from lockstep.launch import launch
 from lockstep.placement import place
 from lockstep.record import Run, record_refusal
@@ -152,6 +153,9 @@ def readable_errors() -> Iterator[None]:
 
     Exit statuses: 1 error, 2 wrong command line, 130 Ctrl-C, 143 SIGTERM.
     """
+    if sys.argv[1:] in (["--help"], ["-h"]):
+        print(help_text(_conf()))
+        sys.exit()
     # Idle OpenMP threads sleep instead of spinning: with anything else on the cores, a small
     # model's steps otherwise take several times as long. Read when torch is imported, later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -207,10 +211,15 @@ def explain(error: Exception) -> str:
     return str(error)
 
 
+def _conf() -> Path:
+    """Beside train.py; ``python -m lockstep.parity`` is started beside it."""
+    script = Path(sys.argv[0]).parent
+    return (script if (script / "conf").is_dir() else Path()) / "conf"
+
+
 def _files_of(group: str) -> list[str]:
-    """Names in a folder of ``conf/``, beside the script; Hydra lists them for top folders only."""
-    script = Path(sys.argv[0]).parent  # of train.py; python -m lockstep.parity is started beside it
-    folder = (script if (script / "conf").is_dir() else Path()) / "conf" / group
+    """Names in a folder of ``conf/``; Hydra lists them for top folders only."""
+    folder = _conf() / group
     return sorted(
         path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")
     )

@@ -9,12 +9,12 @@ import logging
 import os
 import sys
 import warnings
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from omegaconf import OmegaConf
 from torch import nn
 
 from lockstep.build import Built, build
@@ -158,11 +158,11 @@ def has_test(module: LightningModule, data: LightningDataModule) -> bool:
 
 def log_config(trainer: Trainer, run: Run) -> None:
     """Give every logger the config as plain values, once, from rank zero."""
-    config = OmegaConf.to_container(OmegaConf.structured(run.config))
+    config = asdict(run.config)
     # A resumed run goes on with its wandb run: the directory's name is what both share.
     os.environ.setdefault("WANDB_RUN_ID", "-".join(run.directory.resolve().parts[-3:])[-64:])
     for logger in trainer.loggers:
-        logger.log_hyperparams(config)  # type: ignore[arg-type]
+        logger.log_hyperparams(config)
 
 
 def set_threads(run: Run) -> None:

@@ -30,6 +30,8 @@ def draw(jobs: list[Job], rows: list[Row], into: Path) -> dict[str, str]:
     drawn = {}
     for name, (caption, figure) in figures.items():
         if figure is not None:
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # its places are found; each file would search again
             figure.savefig(into / f"report-{name}.png", dpi=110)
             file = io.StringIO()
             figure.savefig(file, format="svg", metadata={"Date": None})
