@@ -1,8 +1,9 @@
 """A table of ratings as three splits by time: older ratings train, the newest test.
 
-Each user's own newest ratings are held out, and not the newest of the whole table: in MovieLens 100k
-three of four users whose ratings are among its newest tenth have no older ones, so that a global
-split would mostly ask for users of whom nothing is known.
+Each user's own newest ratings are held out, and not the newest of the whole table: of MovieLens
+100k's newest tenth, 71 of 100 ratings are by users who have no older ones, so that a split at one
+date would mostly ask for people of whom nothing is known. The price: what others rated later is
+known in training.
 """
 
 from __future__ import annotations

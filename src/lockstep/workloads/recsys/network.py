@@ -41,17 +41,18 @@ class MatrixFactorization(nn.Module):
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
         fit = (self.user_factors(users) * self.item_factors(items)).sum(-1)
         bias = self.user_bias(users) + self.item_bias(items)
-        return self.mean + bias.squeeze(-1) + fit
+        rating: Tensor = self.mean + bias.squeeze(-1) + fit
+        return rating
 
 
 class Tower(nn.Module):
-    """An embedding and a hidden layer on top of it, added: ids ``(...)`` to vectors ``(..., D)``."""
+    """An embedding plus what a hidden layer makes of it: ids ``(...)`` to vectors ``(..., D)``."""
 
-    def __init__(self, rows: int, width: int, std: float, sparse: bool) -> None:
+    def __init__(self, rows: int, width: int, std: float, sparse: bool, bias: bool) -> None:
         super().__init__()
         self.table = table(rows, width, std, sparse)
         self.layers = nn.Sequential(
-            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)
+            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width, bias)
         )
 
     @override
@@ -64,8 +65,8 @@ class Tower(nn.Module):
 class TwoTower(nn.Module):
     """The score of an item for a user is the product of what their towers make of them.
 
-    Maps users ``(B,)`` and items ``(B, K)`` to scores ``(B, K)``; users alone to those of all items,
-    ``(B, I + 1)``.
+    Maps users ``(B,)`` and items ``(B, K)`` to scores ``(B, K)``; users alone to those of all
+    items, ``(B, I + 1)``.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class TwoTower(nn.Module):
     ) -> None:
         super().__init__()
         self.users, self.items, self.sparse = users, items, sparse
-        self.user_tower = Tower(users, width, std, sparse)
-        self.item_tower = Tower(items, width, std, sparse)
+        self.user_tower = Tower(users, width, std, sparse, bias=True)
+        # What all items share moves all scores of a user alike, which a softmax does not see: the
+        # gradient of such a bias is rounding, and Adam would make steps of full size out of it.
+        self.item_tower = Tower(items, width, std, sparse, bias=False)
 
     @override
     def forward(self, users: Tensor, items: Tensor | None = None) -> Tensor:
@@ -84,5 +87,5 @@ class TwoTower(nn.Module):
             scores: Tensor = of_users @ self.item_tower(everything).T
             return scores
         # Each item passes its tower once, however many samples drew it: five times as fast here.
-        distinct, place = items.unique(return_inverse=True)
+        distinct, place = torch.unique(items, return_inverse=True)
         return torch.einsum("bd,bkd->bk", of_users, embedding(place, self.item_tower(distinct)))

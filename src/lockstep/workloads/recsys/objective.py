@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 from torch.optim import Optimizer
 from torchmetrics import Metric
 from typing_extensions import override
@@ -17,27 +17,62 @@ from lockstep.errors import UsageError
 from lockstep.module import Batch, SupervisedModule
 from lockstep.workloads.recsys.data import Interactions, Ratings
 from lockstep.workloads.recsys.negatives import drawn_items
-from lockstep.workloads.recsys.network import MatrixFactorization, TwoTower
+from lockstep.workloads.recsys.network import MatrixFactorization
+from lockstep.workloads.recsys.sparse import refuse_sparse
 
 
-class RatingModule(SupervisedModule):
-    """Predict ratings; before the first step the network's mean becomes that of training."""
+class Recommender(SupervisedModule):
+    """Checks, before the first step, that tables, data and optimizer fit each other."""
+
+    data: type[Ratings] | type[Interactions]
+    function: str
 
     @override
     def setup(self, stage: str) -> None:
-        network = self.network
-        data = train_data(self, Ratings, "ratings")
-        refuse_other_sizes(network, data)
-        if stage == "fit" and isinstance(network, MatrixFactorization):
-            network.mean.fill_(data.tensors[2].double().mean())
+        self._items = self.train_data().items
+        refuse_other_sizes(self.network, self.train_data())
+
+    @override
+    def configure_optimizers(self) -> Any:
+        made = super().configure_optimizers()
+        if getattr(self.network, "sparse", False):
+            optimizer = made["optimizer"] if isinstance(made, dict) else made
+            refuse_sparse(self.network, optimizer, self.trainer)
+        return made
+
+    def train_data(self) -> Any:
+        """The training split, of the type that the module was made for."""
+        data: Any = getattr(self.trainer, "datamodule", None)
+        train = data.splits.train if isinstance(data, DataModule) else data
+        if not isinstance(train, self.data):
+            raise UsageError(
+                f"{type(self).__name__} trains on what lockstep.workloads.recsys.data."
+                f"{self.function} returns; got {type(train).__name__}. "
+                f"Use data=movielens_{self.function}."
+            )
+        return train
 
 
-class RankingModule(SupervisedModule):
+class RatingModule(Recommender):
+    """Predict ratings; before the first step the network's mean becomes that of training."""
+
+    data, function = Ratings, "ratings"
+
+    @override
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        if stage == "fit" and isinstance(self.network, MatrixFactorization):
+            self.network.mean.fill_(self.train_data().tensors[2].double().mean())
+
+
+class RankingModule(Recommender):
     """Tell the item that a user went for from ``negatives`` drawn ones; rank all in evaluation.
 
     The training loss is the cross-entropy of the user's item among itself and the drawn ones that
     the user does not have in training; that of validation and test is among all items.
     """
+
+    data, function = Interactions, "ranking"
 
     def __init__(
         self,
@@ -57,10 +92,9 @@ class RankingModule(SupervisedModule):
 
     @override
     def setup(self, stage: str) -> None:
-        data = train_data(self, Interactions, "ranking")
-        refuse_other_sizes(self.network, data)
-        self._items = data.items
-        self._seed = self.trainer.datamodule.seed
+        super().setup(stage)
+        trainer: Any = self.trainer
+        self._seed = trainer.datamodule.seed
 
     @override
     def predict_and_loss(self, batch: Batch) -> tuple[Any, Tensor, int]:
@@ -70,7 +104,7 @@ class RankingModule(SupervisedModule):
             return scores, cross_entropy(scores, item), len(item)
         drawn = drawn_items(index, self.negatives, self._items, self._seed, self.current_epoch)
         scores = self(users, torch.cat([item[:, None], drawn], dim=1))
-        known = torch.nn.functional.pad(seen.gather(1, drawn), (1, 0))
+        known = pad(seen.gather(1, drawn), (1, 0))
         loss = cross_entropy(scores.masked_fill(known, -torch.inf), torch.zeros_like(item))
         return None, loss, len(item)
 
@@ -88,23 +122,12 @@ class RankingModule(SupervisedModule):
         return scores.masked_fill(seen, -torch.inf)
 
 
-def train_data(module: SupervisedModule, kind: type[Any], function: str) -> Any:
-    data = getattr(module.trainer, "datamodule", None)
-    train = data.splits.train if isinstance(data, DataModule) else data
-    if not isinstance(train, kind):
-        raise UsageError(
-            f"{type(module).__name__} trains on what lockstep.workloads.recsys.data.{function} "
-            f"returns; got {type(train).__name__}. Use data=movielens_{function}."
-        )
-    return train
-
-
 def refuse_other_sizes(network: nn.Module, data: Ratings | Interactions) -> None:
     """A table has a row for each user or item of training: no id without, no row too many."""
     wrong = {
-        name: (size, getattr(network, name))
+        name: (size, getattr(network, name, size))
         for name, size in (("users", data.users), ("items", data.items))
-        if getattr(network, name) != size
+        if getattr(network, name, size) != size
     }
     if wrong:
         got = ", ".join(f"model.network.{name}={value}" for name, (_, value) in wrong.items())
