@@ -11,7 +11,7 @@ from lockstep.errors import UsageError
 
 REPAIR = (
     "Use model.network.sparse=false, or optimizer._target_=torch.optim.Adagrad "
-    "optimizer.weight_decay=0."
+    "++optimizer.weight_decay=0."
 )
 
 
