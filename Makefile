@@ -70,4 +70,5 @@ distclean: clean ## Remove .venv too
 	  "$$found" -m venv --clear .venv || exit 1; \
 	fi
 	$(RUN) -m pip install -e '.[dev]' -c constraints.txt
+	$(RUN) -m pip install --no-deps recbole -c constraints.txt # for its data: docs/workloads/recsys.md
 	@touch $@

@@ -111,7 +111,7 @@ def answer(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> tup
     [
         (["trainer.strategy=dpp"], ["trainer.strategy", "'dpp'", "ddp_spawn", "Did you mean dp?"]),
         (["trainer.devcies=2"], ["trainer.devcies", "Did you mean devices?", "accelerator"]),
-        (["model=linaer"], ["model=linaer", "There are: linear, mlp", "Did you mean linear?"]),
+        (["model=linaer"], ["model=linaer", "There are: ", "linear, ", "Did you mean linear?"]),
         (["modle=linear"], ["modle", "Did you mean model?"]),
         (["seed=abc"], ["seed", "'abc'"]),
         (["seed=-1"], ["seed must be 0 or greater", "-1"]),

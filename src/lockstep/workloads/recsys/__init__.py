@@ -1,0 +1,1 @@
+"""Recommendation: ratings by matrix factorisation, rankings by a two-tower network."""
