@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ SMALL = [
 ]
 """Pieces of 1 to 32 bytes: in a batch of 8, two ranks hold unequal numbers of bytes."""
 SGD = ["optimizer=sgd", "optimizer.lr=0.5"]
-"""Adam divides by the root of a mean square, which lifts a rounding of 1e-8 to the size of a step."""
+"""Adam divides by the root of a mean square, which lifts roundings to the size of a step."""
 
 
 def weights_of(result: Any) -> torch.Tensor:
@@ -99,7 +100,7 @@ def test_definitions_begin_with_their_decorators_and_fit_the_context() -> None:
         b"import x\n\n@first\n@second(1)\ndef f():\n    pass\n\nclass A:\n    def g(self): pass\n\n"
     )
     cuts = cuts_of(text, 1000, "definitions").tolist()
-    assert [text[a:b].split(b"\n")[0] for a, b in zip(cuts, cuts[1:], strict=False)] == [
+    assert [text[a:b].split(b"\n")[0] for a, b in pairwise(cuts)] == [
         b"import x",
         b"@first",
         b"class A:",

@@ -6,6 +6,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -78,7 +79,7 @@ def cuts_of(text: bytes, context: int, cut: str) -> Tensor:
     last = len(text) - 1
     starts = [match.start() for match in DEFINITION.finditer(text)] if cut == "definitions" else []
     bounds = sorted({0, *(start for start in starts if start < last), last})
-    places = (range(a, b, context) for a, b in zip(bounds, bounds[1:], strict=False))
+    places = (range(a, b, context) for a, b in pairwise(bounds))
     return torch.tensor([place for piece in places for place in piece] + [last])
 
 
@@ -125,7 +126,7 @@ def dealt(paths: Sequence[Path]) -> list[tuple[Path, str]]:
 def definitions(content: bytes, buckets: int, max_words: int) -> list[list[int]]:
     starts = [match.start() for match in DEFINITION.finditer(content)]
     bounds = [*starts, len(content)]
-    texts = (content[a:b] for a, b in zip(bounds, bounds[1:], strict=False))
+    texts = (content[a:b] for a, b in pairwise(bounds))
     return [[bucket(word, buckets) for word in WORD.findall(x)[:max_words]] for x in texts]
 
 

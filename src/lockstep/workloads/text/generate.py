@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from lockstep.config import Config, as_config
+from lockstep.config import Target
 from lockstep.errors import UsageError
 from lockstep.workloads.text.network import ByteTransformer
 from lockstep.workloads.text.pieces import Continuations
@@ -37,9 +37,9 @@ def main(arguments: list[str]) -> int:
                 "--bytes must be 1 or greater and --temperature 0 or greater; got "
                 f"{options.bytes} and {options.temperature}. Use 200 and 0.8."
             )
-        network, config = load_model(options.source)
+        network, datasets = load_model(options.source)
         prompt = options.prompt.encode("utf-8", "surrogateescape")
-        for remark in remarks(prompt, network.context, seen_in_training(config)):
+        for remark in remarks(prompt, network.context, seen_in_training(datasets)):
             print(remark, file=sys.stderr)
         added = generate(network, prompt, options.bytes, options.temperature, options.seed)
     except UsageError as error:
@@ -86,8 +86,9 @@ def remarks(prompt: bytes, context: int, seen: frozenset[int]) -> list[str]:
     return found
 
 
-def load_model(source: Path) -> tuple[ByteTransformer, Config]:
-    """The network and the config of a run, from its best checkpoint or the one that is named."""
+def load_model(source: Path) -> tuple[ByteTransformer, Target]:
+    """The network of a run, from its best checkpoint or the one that is named, and what it calls
+    for its data."""
     checkpoint = checkpoint_of(source)
     run = source if source.is_dir() else source.resolve().parent.parent
     path = run / ".hydra" / "config.yaml"
@@ -98,17 +99,20 @@ def load_model(source: Path) -> tuple[ByteTransformer, Config]:
         )
     stored = OmegaConf.load(path)
     assert isinstance(stored, DictConfig)
-    del stored["defaults"]
-    config = as_config(stored)
-    network = build_network(config, path)
+    # Not all of it: where it writes is known only while Hydra runs.
+    target = OmegaConf.to_container(stored.model.get("network") or OmegaConf.create())
+    datasets = OmegaConf.to_container(stored.data.datasets)
+    assert isinstance(target, dict)
+    assert isinstance(datasets, dict)
+    network = build_network({str(key): value for key, value in target.items()}, path)
     load_weights(network, checkpoint)
-    return network.eval(), config
+    return network.eval(), {str(key): value for key, value in datasets.items()}
 
 
-def build_network(config: Config, path: Path) -> ByteTransformer:
+def build_network(target: Target, path: Path) -> ByteTransformer:
     from lockstep.build import make  # a room below this one
 
-    network = make(config.model["network"]) if "network" in config.model else None
+    network = make(target) if target else None
     if not isinstance(network, ByteTransformer):
         raise UsageError(
             f"The run must have trained a {ByteTransformer.__name__}; model.network in {path} is a "
@@ -118,7 +122,7 @@ def build_network(config: Config, path: Path) -> ByteTransformer:
 
 
 def checkpoint_of(source: Path) -> Path:
-    """The file itself, or the best checkpoint of a run where a metric was monitored, or its newest."""
+    """The file itself; of a run its best checkpoint, or its newest where nothing was monitored."""
     if source.is_file():
         return source
     from lockstep.resume import newest_checkpoint
@@ -170,14 +174,14 @@ def load_weights(network: nn.Module, checkpoint: Path) -> None:
     network.load_state_dict(held)
 
 
-def seen_in_training(config: Config) -> frozenset[int]:
+def seen_in_training(datasets: Target) -> frozenset[int]:
     """The bytes that the training text holds, read again as the run read it."""
     from lockstep.build import make
 
-    train = make(config.data.datasets).train
-    return frozenset(
-        train.tokens.unique().tolist() if isinstance(train, Continuations) else range(256)
-    )
+    train = make(datasets).train
+    if not isinstance(train, Continuations):
+        return frozenset(range(256))  # data of a user's own: nothing is known of it
+    return frozenset(torch.bincount(train.tokens).nonzero().flatten().tolist())
 
 
 if __name__ == "__main__":

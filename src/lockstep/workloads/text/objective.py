@@ -33,7 +33,7 @@ class TokenMeanModule(SupervisedModule):
 
     @override
     def predict_and_loss(self, batch: Batch) -> tuple[Any, Tensor, int]:
-        """Return the scores, the mean loss over tokens (a 0-dim tensor) and the number of tokens."""
+        """Return the scores, the mean loss (a 0-dim tensor) and the number of tokens."""
         *inputs, targets = batch
         scores = self(*inputs)
         loss = self.loss(scores.flatten(0, 1), targets.flatten())
@@ -67,10 +67,7 @@ class TokenMeanModule(SupervisedModule):
         """For each sample its tokens, ``(B,)``, and their bits together: scores of all tokens would
         be 256 numbers for each byte, and samples are not equally long."""
         *inputs, targets = batch
-        nats = cross_entropy(
-            self(*inputs).flatten(0, 1).float(), targets.flatten(), reduction="none"
-        )
-        bits = nats.view_as(targets).sum(1) / math.log(2)
+        bits = nats_of(self(*inputs), targets).sum(1) / math.log(2)
         return {"bits": bits, "tokens": (targets != IGNORED).sum(1)}
 
     @override
@@ -87,10 +84,17 @@ class TokenMeanModule(SupervisedModule):
         }
 
 
+def nats_of(scores: Tensor, targets: Tensor) -> Tensor:
+    """What each token costs, ``(B, T)``; 0 where it is `IGNORED`. Not in half precision."""
+    precise = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    nats = cross_entropy(precise.flatten(0, 1), targets.flatten(), reduction="none")
+    return nats.view_as(targets)
+
+
 class BitsPerByte(Metric):
     """How many bits a byte costs when it is coded by the predicted probabilities; 8 is guessing.
 
-    Takes scores ``(B, T, V)`` and targets ``(B, T)``, of which those that are `IGNORED` do not count.
+    Takes scores ``(B, T, V)`` and targets ``(B, T)``; those that are `IGNORED` do not count.
     """
 
     full_state_update = False
@@ -104,8 +108,7 @@ class BitsPerByte(Metric):
 
     @override
     def update(self, scores: Tensor, targets: Tensor) -> None:
-        flat = scores.flatten(0, 1).float()
-        self.nats += cross_entropy(flat, targets.flatten(), reduction="sum").to(SUMS)
+        self.nats += nats_of(scores, targets).sum().to(SUMS)
         self.count += (targets != IGNORED).sum()
 
     @override
