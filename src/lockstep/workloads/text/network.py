@@ -1,0 +1,136 @@
+"""A transformer over bytes that predicts the next one, and one over words that tells a class."""
+
+# B batch, T tokens, D width, H heads, V vocabulary
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from typing_extensions import override
+
+from lockstep.errors import UsageError
+from lockstep.workloads.text.pieces import PADDING
+
+
+class Block(nn.Module):
+    """Attention, then a layer of ``4 * width`` units, each normalized before and added after.
+
+    Maps ``(B, T, D)`` to the same shape. ``mask``, ``(B, 1, 1, T)``, is true for the tokens that
+    may be attended to; None: each token attends to itself and those before it.
+    """
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.before_attention, self.before_units = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.mix = nn.Linear(width, width)
+        self.units = nn.Sequential(
+            nn.Linear(width, 4 * width),
+            nn.GELU(),
+            nn.Linear(4 * width, width),
+            nn.Dropout(dropout),
+        )
+
+    @override
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+        hidden = hidden + self._attend(self.before_attention(hidden), mask)
+        units: Tensor = self.units(self.before_units(hidden))
+        return hidden + units
+
+    def _attend(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        batch, tokens, width = hidden.shape
+        parts = self.query_key_value(hidden).view(batch, tokens, 3, self.heads, -1)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (B, H, T, D / H)
+        mixed = scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        output: Tensor = self.mix(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        return output
+
+
+class ByteTransformer(nn.Module):
+    """Maps bytes ``(B, T)`` to the scores ``(B, T, 256)`` of what follows each; T is at most
+    ``context``. Padding at the end needs no mask: nothing before it attends to it."""
+
+    VOCABULARY = 256
+
+    def __init__(
+        self, context: int, width: int, depth: int, heads: int, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        check_heads(width, heads)
+        self.context = context
+        self.bytes = nn.Embedding(self.VOCABULARY, width)
+        self.places = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.scores = nn.Linear(width, self.VOCABULARY)
+        self.apply(small_weights)
+
+    @override
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        if length > self.context:
+            raise UsageError(
+                f"A sample must fit into model.network.context={self.context}; got {length} bytes. "
+                f"Use data.datasets.context={self.context}, or a larger model.network.context."
+            )
+        hidden = self.bytes(tokens) + self.places.weight[:length]
+        for block in self.blocks:
+            hidden = block(hidden)
+        scores: Tensor = self.scores(self.norm(hidden))
+        return scores
+
+
+class TextClassifier(nn.Module):
+    """Maps word numbers ``(B, T)``, `PADDING` at the end, to the scores ``(B, classes)``.
+
+    The mean over the words, after ``depth`` blocks of attention; none: a bag of words. There are no
+    places in it, so that it takes any T. Padding is left out of attention and mean.
+    """
+
+    def __init__(
+        self, buckets: int, classes: int, width: int, depth: int, heads: int, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        check_heads(width, heads)
+        self.words = nn.Embedding(buckets, width, padding_idx=PADDING)
+        self.drop = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.scores = nn.Linear(width, classes)
+
+    @override
+    def forward(self, tokens: Tensor) -> Tensor:
+        held = tokens != PADDING
+        hidden = self.drop(self.words(tokens))
+        for block in self.blocks:
+            hidden = block(hidden, held[:, None, None, :])
+        # A product, not a selection: shapes must not depend on values, for torch.compile.
+        total = (hidden * held[..., None]).sum(1)
+        scores: Tensor = self.scores(self.norm(total / held.sum(1, keepdim=True)))
+        return scores
+
+
+def check_heads(width: int, heads: int) -> None:
+    if width % heads:
+        raise UsageError(
+            f"model.network.width must be divisible by model.network.heads; got {width} and "
+            f"{heads}. Use {heads * max(1, width // heads)} or {heads * (width // heads + 1)}."
+        )
+
+
+def small_weights(part: nn.Module) -> None:
+    """Normal with deviation 0.02, as GPT-2 starts: torch's own deviation for embeddings is 1."""
+    if isinstance(part, nn.Linear | nn.Embedding):
+        nn.init.normal_(part.weight, std=0.02)
+    if isinstance(part, nn.Linear):
+        assert part.bias is not None
+        torch.nn.init.zeros_(part.bias)
