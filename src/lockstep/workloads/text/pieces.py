@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.data.module import Tensors
+from lockstep.data.tensors import Tensors
 
 IGNORED = -100
 """A target that is padding; what `torch.nn.CrossEntropyLoss` leaves out."""
