@@ -110,7 +110,7 @@ class EvalShards(DistributedSampler[int]):
         self.only_filler = share_of(self.samples, rank, world_size) == 0
 
     def indices(self) -> torch.Tensor:
-        mine = torch.arange(self.rank, self.samples, self.num_replicas)
+        mine = torch.arange(min(self.rank, self.samples), self.samples, self.num_replicas)
         return mine.new_zeros(1) if self.only_filler else mine
 
     def __iter__(self) -> Iterator[int]:
