@@ -93,6 +93,8 @@ def place(config: Config, sweep: bool, environ: Mapping[str, str] = os.environ) 
     if strategy == "auto" and (count > 1 or trainer.num_nodes > 1):
         strategy = "ddp"
     _check_combination(strategy, accelerator, count, trainer.num_nodes)
+    if trainer.sync_batchnorm and count * trainer.num_nodes > 1:
+        _check_sync_batchnorm(strategy, accelerator)
     kind, rank = _who_starts(strategy, count, trainer.num_nodes, sweep, environ)
     return Placement(kind, strategy, accelerator, devices, trainer.num_nodes, rank)
 
@@ -121,6 +123,15 @@ def _check_combination(strategy: str, accelerator: str, count: int, num_nodes: i
         raise UsageError(
             f"trainer.strategy={strategy} with {count} devices does not run on accelerator=mps, "
             "which is a single device. Use trainer.accelerator=cpu, or trainer.devices=1."
+        )
+
+
+def _check_sync_batchnorm(strategy: str, accelerator: str) -> None:
+    if STRATEGIES[strategy] == "one" or accelerator != "gpu":
+        raise UsageError(
+            "trainer.sync_batchnorm=true needs ddp on GPUs: torch's SyncBatchNorm works nowhere "
+            f"else; got trainer.strategy={strategy} on accelerator={accelerator}. Use "
+            "trainer.sync_batchnorm=false, or GroupNorm, which needs no synchronization."
         )
 
 

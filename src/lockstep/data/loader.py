@@ -79,4 +79,8 @@ class ResumableLoader(ShardLoader):
         # draws (dropout) must not depend on when an iterator was made.
         place = (self.seed, sampler.rank, sampler.epoch, sampler.skipped)
         self.generator = torch.Generator().manual_seed(hash(place) % 2**63)
+        # A data set that draws by (seed, epoch, index) is told before loader processes read ahead.
+        start_epoch = getattr(self.dataset, "start_epoch", None)
+        if start_epoch is not None:
+            start_epoch(self.seed, sampler.epoch)
         return super().__iter__()

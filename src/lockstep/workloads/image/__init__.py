@@ -1,0 +1,1 @@
+"""Image classification: data sets, augmentation that follows from the sample, networks."""
