@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lockstep.data import Splits
-from lockstep.data.module import Tensors
+from lockstep.data.tensors import Tensors
 from lockstep.workloads.image.augment import Drawn, Transform
 
 
