@@ -41,12 +41,20 @@ class Unprofiled(PassThroughProfiler):
 
 
 def trim(trainer: Any, module: LightningModule) -> None:
-    """Leave out the hooks that do nothing and, unless one is asked for, the profiler."""
+    """Leave out the hooks that do nothing, a question that nobody can answer with yes and, unless
+    one is asked for, the profiler."""
     for callback in trainer.callbacks:
         skip_empty(callback, Callback, TRAINING_HOOKS + EVALUATION_HOOKS)
     skip_empty(module, LightningModule, TRAINING_HOOKS)
     if type(trainer.profiler) is PassThroughProfiler:
         trainer.profiler = Unprofiled()
+    # Before each step of ddp the ranks wait for each other to hear whether Lightning's handler got
+    # a signal. StopTogether has put its own in that place, and asks beside the step.
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _ask_nobody
+
+
+def _ask_nobody() -> None:
+    pass
 
 
 def skip_empty(owner: Callback | LightningModule, base: type, hooks: tuple[str, ...]) -> None:
