@@ -159,6 +159,8 @@ def draw(found: list[Growth]) -> Path:
         axes.set_ylabel(growth.cost)
         if growth.sizes[-1] > 1000:
             axes.set_xscale("log")
+        else:
+            axes.set_xticks(growth.sizes)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         if len(growth.lines) > 1:
