@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import pickle
+import re
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Launch, quick_and_slow
+from conftest import ROOT, Launch, quick_and_slow
 from pictures import archive, global_images, write_folders
 from PIL import Image
 from torch.utils.data import DataLoader
@@ -32,6 +34,7 @@ from lockstep.workloads.image.network import CNN, resnet18, vgg11
 SQUARE = {"mean": [0.5], "std": [0.5]}
 PLACES = [("single", 1, 2), ("dp", 2, 0), ("ddp", 2, 0), ("ddp", 2, 2), ("ddp_spawn", 2, 2)]
 SPREAD = [("dp",), ("ddp",), ("ddp_spawn",)]
+DOCUMENT = ROOT / "docs" / "workloads" / "image.md"
 MNIST = ["data=mnist5k", "optimizer=sgd", "scheduler=none", "callbacks=unmonitored", "test=false"]
 FEW_STEPS = [
     "data.global_batch_size=16",
@@ -148,7 +151,7 @@ def test_digits_loss_curve_and_test_metrics_equal_one_device(launch: Launch, str
     overrides = [
         "experiment=image/digits",
         "model.network.width=16",
-        "data.datasets.augment.shift=1",
+        "data.datasets.augment={_target_: torchvision.transforms.v2.RandomErasing, p: 0.5}",
         "data.global_batch_size=96",
         "trainer.max_epochs=2",
         "trainer.precision=64-true",
@@ -212,15 +215,16 @@ def test_batch_norm_is_told_once_and_evaluated_as_it_is_saved(
     network.load_state_dict(
         {key.removeprefix("network."): value for key, value in weights if "network" in key}
     )
-    test = digits(0.1, 0.2, [0.3], [0.38]).test
-    assert isinstance(test, Images)
-    images, labels = test.__getitems__(range(len(test)))
-    with torch.no_grad():
-        logits = network.eval()(images)
+    splits = digits(0.1, 0.2, [0.3], [0.38])
+    for stage, part in (("val", splits.val), ("test", splits.test)):
+        assert isinstance(part, Images)
+        images, labels = part.__getitems__(range(len(part)))
+        with torch.no_grad():
+            logits = network.eval()(images)
+        loss = torch.nn.functional.cross_entropy(logits, labels).item()
+        assert result["metrics"][f"{stage}/loss"] == pytest.approx(loss, rel=1e-5), stage
     predicted = torch.load(result["predictions"], weights_only=True)
     torch.testing.assert_close(predicted, logits, rtol=1e-5, atol=1e-5)
-    loss = torch.nn.functional.cross_entropy(logits, labels).item()
-    assert result["metrics"]["test/loss"] == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +289,7 @@ def test_mnist5k_is_padded_and_normalized() -> None:
 def test_a_missing_package_is_named_with_its_extra(
     missing: str, load: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, missing, None)
+    monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(UsageError, match=r"pip install 'lockstep\[vision\]'"):
         load()
 
@@ -454,15 +458,23 @@ def test_a_white_picture_of_any_mode_becomes_white_rgb(mode: str, tmp_path: Path
     assert image.min() >= 254
 
 
+@pytest.mark.parametrize(("mode", "ending"), [("I;16", "png"), ("I", "tiff")])
+def test_16_bits_are_scaled_to_8(mode: str, ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"picture.{ending}"
+    Image.new(mode, (20, 10), 0x8000).save(path)
+    assert read_picture(str(path), 8).eq(0x80).all()
+
+
 def test_a_picture_is_turned_upright_and_cut_in_the_middle(tmp_path: Path) -> None:
-    picture = Image.new("RGB", (30, 10), (255, 0, 0))
-    picture.paste((0, 255, 0), (10, 0, 20, 10))
+    picture = Image.new("RGB", (10, 30), (255, 0, 0))
+    picture.paste((0, 255, 0), (0, 10, 5, 20))
     exif = Image.Exif()
-    exif[0x0112] = 6  # lies on its side
+    exif[0x0112] = 6  # lies on its side: what is left belongs on top
     picture.save(tmp_path / "turned.png", exif=exif)
     image = read_picture(str(tmp_path / "turned.png"), 10)
-    assert image[:, 5, 5].tolist() == [0, 255, 0]
-    assert image[1].float().mean() > 250, "the middle third of what is 10 wide and 30 high"
+    assert image[:, 0, 5].tolist() == [0, 255, 0]
+    assert image[:, 9, 5].tolist() == [255, 0, 0]
+    assert image[1, 0].eq(255).all(), "the middle third of what is 30 wide"
 
 
 @pytest.mark.parametrize(
@@ -559,3 +571,9 @@ def test_a_network_that_cannot_be_is_refused() -> None:
         resnet18(1, 10, norm="layer")
     with pytest.raises(UsageError, match="got 20 and 8"):
         CNN(1, 10, width=20)
+
+
+def test_the_document_names_tests_of_this_file() -> None:
+    named = set(re.findall(r"`(test_\w+)`", DOCUMENT.read_text()))
+    assert len(named) > 3
+    assert named <= globals().keys()

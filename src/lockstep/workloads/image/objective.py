@@ -49,9 +49,10 @@ class ImageClassifier(SupervisedModule):
     @override
     def on_fit_start(self) -> None:
         self._check_classes()
-        devices = self.trainer.num_devices * self.trainer.num_nodes
+        replicas = getattr(self.trainer.strategy, "parallel_devices", [])  # of dp, too
+        split = self.trainer.world_size > 1 or len(replicas) > 1
         own = any(not isinstance(norm, nn.SyncBatchNorm) for norm in self._batch_norms())
-        if own and devices > 1 and self.trainer.is_global_zero:
+        if own and split and self.trainer.is_global_zero:
             log.info(
                 "BatchNorm normalizes the samples of one device, a share of the batch: the result "
                 "differs a little from that of one device; GroupNorm's does not"
@@ -59,14 +60,6 @@ class ImageClassifier(SupervisedModule):
 
     @override
     def on_validation_start(self) -> None:
-        self._share_statistics()
-
-    @override
-    def on_test_start(self) -> None:
-        self._share_statistics()
-
-    @override
-    def on_predict_start(self) -> None:
         self._share_statistics()
 
     def _check_classes(self) -> None:
@@ -82,9 +75,10 @@ class ImageClassifier(SupervisedModule):
             )
 
     def _share_statistics(self) -> None:
-        """Every rank evaluates with rank zero's running statistics, which are those that are saved.
+        """Every rank validates with rank zero's running statistics, which are those that are saved.
 
-        DDP hands them out before each step of training, so after the last step each has its own.
+        DDP hands them out before each step of training, so after a step each rank has its own.
+        Lightning hands them out before a test or prediction.
         """
         if self.trainer.world_size == 1:
             return
