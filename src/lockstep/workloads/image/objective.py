@@ -1,4 +1,4 @@
-"""Classify images: cross entropy, accuracy, a confusion matrix, and what BatchNorm needs."""
+"""Classify images: cross entropy, accuracy, a confusion matrix."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch.distributed
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
@@ -51,16 +50,13 @@ class ImageClassifier(SupervisedModule):
         self._check_classes()
         replicas = getattr(self.trainer.strategy, "parallel_devices", [])  # of dp, too
         split = self.trainer.world_size > 1 or len(replicas) > 1
-        own = any(not isinstance(norm, nn.SyncBatchNorm) for norm in self._batch_norms())
+        norms = [part for part in self.network.modules() if isinstance(part, _BatchNorm)]
+        own = any(not isinstance(norm, nn.SyncBatchNorm) for norm in norms)
         if own and split and self.trainer.is_global_zero:
             log.info(
                 "BatchNorm normalizes the samples of one device, a share of the batch: the result "
                 "differs a little from that of one device; GroupNorm's does not"
             )
-
-    @override
-    def on_validation_start(self) -> None:
-        self._share_statistics()
 
     def _check_classes(self) -> None:
         data = getattr(self.trainer, "datamodule", None)
@@ -73,18 +69,3 @@ class ImageClassifier(SupervisedModule):
                 "model.classes must be the number of classes in the data; got "
                 f"{self.classes} and {len(names)} ({few}). Use model.classes={len(names)}."
             )
-
-    def _share_statistics(self) -> None:
-        """Every rank validates with rank zero's running statistics, which are those that are saved.
-
-        DDP hands them out before each step of training, so after a step each rank has its own.
-        Lightning hands them out before a test or prediction.
-        """
-        if self.trainer.world_size == 1:
-            return
-        for norm in self._batch_norms():
-            for buffer in norm.buffers():
-                torch.distributed.broadcast(buffer, src=0)
-
-    def _batch_norms(self) -> list[_BatchNorm]:
-        return [part for part in self.network.modules() if isinstance(part, _BatchNorm)]
