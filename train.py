@@ -6,7 +6,7 @@
 import hydra
 from omegaconf import DictConfig
 
-from lockstep.cli import readable_errors, run
+from lockstep.cli import answer_help, readable_errors, run
 from lockstep.config import register
 
 register()
@@ -19,5 +19,6 @@ def train(config: DictConfig) -> float | list[float] | None:
 
 
 if __name__ == "__main__":
+    answer_help()
     with readable_errors():
         train()

@@ -147,15 +147,19 @@ def _plain_hydra(hydra: Any) -> dict[str, Any]:
     return dict(resolved["hydra"])
 
 
+def answer_help() -> None:
+    """Print the help and leave, where that is all that was asked for."""
+    if sys.argv[1:] in (["--help"], ["-h"]):
+        print(help_text(_conf()))
+        sys.exit()
+
+
 @contextmanager
 def readable_errors() -> Iterator[None]:
     """Around Hydra's entry point: print errors that a person can mend as one message, exit 1.
 
     Exit statuses: 1 error, 2 wrong command line, 130 Ctrl-C, 143 SIGTERM.
     """
-    if sys.argv[1:] in (["--help"], ["-h"]):
-        print(help_text(_conf()))
-        sys.exit()
     # Idle OpenMP threads sleep instead of spinning: with anything else on the cores, a small
     # model's steps otherwise take several times as long. Read when torch is imported, later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
