@@ -19,6 +19,7 @@ from lockstep.errors import UsageError
 from lockstep.workloads.recsys.data import ranking, ratings, split_by_time
 from lockstep.workloads.recsys.negatives import drawn_items
 from lockstep.workloads.recsys.network import MatrixFactorization, TwoTower
+from lockstep.workloads.recsys.objective import RankingModule
 from lockstep.workloads.recsys.ranking import NDCG, HitRate, places
 from lockstep.workloads.recsys.sparse import refuse_sparse
 from lockstep.workloads.recsys.table import read_table
@@ -289,6 +290,34 @@ def test_scores_of_candidates_are_those_among_all_items() -> None:
     network = TwoTower(6, 9)
     users, items = torch.tensor([1, 6, 2]), torch.tensor([[1, 9, 1], [2, 2, 3], [4, 1, 0]])
     torch.testing.assert_close(network(users, items), network(users).gather(1, items))
+
+
+def test_the_training_loss_leaves_out_drawn_items_that_the_user_has(small: str) -> None:
+    splits: Any = ranking(small)
+    network = TwoTower(splits.train.users, splits.train.items)
+    module = RankingModule(network, torch.optim.SGD, negatives=30)
+    module._items, module._seed = splits.train.items, 5
+    batch = splits.train.__getitems__([0, 17, 40, 100])
+    _, loss, samples = module.predict_and_loss(batch)
+    by_hand = []
+    for user, index, seen, item in zip(*batch, strict=True):
+        drawn = drawn_items(index[None], 30, splits.train.items, 5, 0)[0].tolist()
+        others = [other for other in drawn if not seen[other]]
+        assert 0 < len(others) < 30
+        scores = network(user[None])[0, [int(item), *others]]
+        by_hand.append(scores.logsumexp(0) - scores[0])
+    assert samples == 4
+    torch.testing.assert_close(loss, torch.stack(by_hand).mean())
+
+
+def test_no_weight_has_a_gradient_that_is_only_rounding() -> None:
+    torch.manual_seed(0)
+    network = TwoTower(6, 9).double()
+    scores = network(torch.arange(1, 7), torch.randint(1, 10, (6, 4)))
+    torch.nn.functional.cross_entropy(scores, torch.zeros(6, dtype=torch.int64)).backward()
+    for name, weight in network.named_parameters():
+        assert weight.grad is not None
+        assert weight.grad.abs().max() > 1e-9, name
 
 
 # Runs
