@@ -310,6 +310,16 @@ def test_the_training_loss_leaves_out_drawn_items_that_the_user_has(small: str) 
     torch.testing.assert_close(loss, torch.stack(by_hand).mean())
 
 
+def test_no_weight_has_a_gradient_that_is_only_rounding() -> None:
+    torch.manual_seed(0)
+    network = TwoTower(6, 9).double()
+    scores = network(torch.arange(1, 7), torch.randint(1, 10, (6, 4)))
+    torch.nn.functional.cross_entropy(scores, torch.zeros(6, dtype=torch.int64)).backward()
+    for name, weight in network.named_parameters():
+        assert weight.grad is not None
+        assert weight.grad.abs().max() > 1e-9, name
+
+
 # Runs
 
 
