@@ -163,6 +163,14 @@ def test_batches_cut_from_memory_are_those_of_a_loader(
                 assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_epoch_that_is_over_has_no_batch(rank: int) -> None:
+    data = Tensors(torch.arange(9.0))
+    sampler = TrainShards(data, global_batch_size=4, rank=rank, world_size=2, seed=0)
+    sampler.skipped = sampler.steps
+    assert list(ShardLoader(data, batch_size=2, sampler=sampler)) == []
+
+
 def test_a_subclass_decides_what_a_sample_is() -> None:
     class Doubled(Tensors):
         def __getitems__(self, indices: Any) -> tuple[torch.Tensor, ...]:

@@ -38,6 +38,8 @@ class Tensors(Dataset[tuple[torch.Tensor, ...]]):
         """The samples ``rows``, shape ``(n,)``, in batches of ``size``: views of larger copies."""
         sample_bytes = sum(tensor[:1].nbytes for tensor in self.tensors)
         batches = max(1, CHUNK_BYTES // max(1, size * sample_bytes))
+        if not len(rows):
+            return  # torch splits nothing into one part without rows
         for chunk in torch.split(rows, batches * size):
             copies = [tensor[chunk] for tensor in self.tensors]
             if pin_memory:
