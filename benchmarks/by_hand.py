@@ -90,7 +90,8 @@ def main() -> None:
     stamps = train(parallel, loss, loader)
     if rank == 0:
         first = time.time() - (time.perf_counter() - stamps[1])
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak *= 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others kB
         found = {"first_step": first, "step_s": median_step_s(stamps), "peak_memory_bytes": peak}
         (options.into / "by_hand.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()

@@ -13,7 +13,6 @@ import argparse
 import json
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +86,6 @@ def main() -> None:
     if not small and not torch.cuda.is_available():
         parser.error("there is no GPU here; --try runs a small version on the CPU.")
     device = torch.device("cpu" if small else "cuda")
-    warnings.filterwarnings("ignore", ".*isinstance\\(treespec, LeafSpec\\)")
     name = "CPU" if small else torch.cuda.get_device_name()
     print(f"{name}, torch {torch.__version__}, bf16-mixed, {ROUNDS} rounds")
     for case in cases(small):

@@ -19,7 +19,8 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from benchmarks.by_hand import median_step_s, over_indices, train
-from benchmarks.ours import outcome_of
+from benchmarks.many_jobs import TRIVIAL
+from benchmarks.ours import outcome_of, step_s
 from benchmarks.timing import PROJECT, seconds
 from lockstep.data.tensors import Tensors
 from lockstep.models.mlp import MLP
@@ -27,7 +28,6 @@ from lockstep.module import SupervisedModule
 
 ROUNDS = 3
 SMALL = ("data=bench_numbers", "data.datasets.samples=32000", "model=linear")
-TRIVIAL = "trainer.max_epochs=1 data.datasets.train=64 data.datasets.val=32 data.datasets.test=32"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def step_ms(overrides: Sequence[str], directory: Path) -> float:
     taken = []
     for number in range(ROUNDS):
         outcome = outcome_of(overrides, directory / str(number))
-        taken.append(outcome["global_batch_size"] / outcome["samples_per_second"])
+        taken.append(step_s(outcome))
     return 1000 * median(taken)
 
 
@@ -107,8 +107,7 @@ def samples(directory: Path) -> Growth:
 
 
 def beside_steps_s(outcome: dict[str, Any]) -> float:
-    step = outcome["global_batch_size"] / outcome["samples_per_second"]
-    return float(outcome["fit_s"] - outcome["steps"] * step)
+    return float(outcome["fit_s"] - outcome["steps"] * step_s(outcome))
 
 
 def processes(directory: Path) -> Growth:
@@ -123,7 +122,7 @@ def processes(directory: Path) -> Growth:
         command = f"python train.py {chosen} {where} hydra.run.dir={run}"
         seconds(command, directory)
         result = json.loads((run / "result.json").read_text())
-        steps.append(1000 * 128 / result["samples_per_second"])
+        steps.append(1000 * step_s(result))
         memory.append(sum(result["peak_memory_bytes"]) / 2**30)
     lines = {"ms a step": steps, "GB of all ranks": memory}
     return Growth("processes", "a ddp run", counts, lines)

@@ -49,3 +49,8 @@ def outcome_of(
     built.trainer.callbacks.extend(watching)  # type: ignore[attr-defined]
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         return fit_and_test(built, run)
+
+
+def step_s(outcome: dict[str, Any]) -> float:
+    """Seconds of a median step, of an outcome or of a ``result.json``."""
+    return float(outcome["global_batch_size"] / outcome["samples_per_second"])

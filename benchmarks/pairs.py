@@ -11,13 +11,13 @@ from typing import Any
 
 import psutil
 
-from benchmarks.ours import CONF, TRAINING
-from benchmarks.timing import PROJECT, environment
+from benchmarks.ours import CONF, TRAINING, step_s
+from benchmarks.timing import PROJECT, arguments, completed, environment
 
 MB = 2**20
 STEPS = 12
 DATA = {"resnet18": "bench_images", "transformer": "bench_texts"}
-BY_HAND = PROJECT / "benchmarks" / "by_hand.py"
+BY_HAND = "torchrun --nproc-per-node=2 by_hand.py"
 TRAIN = [sys.executable, str(PROJECT / "train.py"), "--config-dir", str(CONF)]
 STAMPED = "callbacks=bench_stamped"
 TICK_S = 0.05
@@ -28,8 +28,8 @@ def ddp_beside(network: str, directory: Path) -> tuple[Found, Found]:
     """``step_s``, ``first_step_s`` (since the command was given) and ``peak_memory_bytes`` of rank
     zero: ours, and the documents' script's."""
     directory.mkdir(parents=True)
-    script = [str(BY_HAND), network, "--steps", str(STEPS), "--into", str(directory)]
-    started = run([*torchrun(), *script], directory)
+    script = [*arguments(BY_HAND), network, "--steps", str(STEPS), "--into", str(directory)]
+    started = run(script, directory)
     theirs: Found = json.loads((directory / "by_hand.json").read_text())
     theirs["first_step_s"] = theirs.pop("first_step") - started
     chosen = [f"data={DATA[network]}", f"model=bench_{network}"]
@@ -39,7 +39,7 @@ def ddp_beside(network: str, directory: Path) -> tuple[Found, Found]:
     started = run(ours, directory)
     result = read(run_directory / "result.json")
     return {
-        "step_s": result["global_batch_size"] / result["samples_per_second"],
+        "step_s": step_s(result),
         "first_step_s": float((run_directory / "first_step").read_text()) - started,
         "peak_memory_bytes": result["peak_memory_bytes"][0],
     }, theirs
@@ -75,17 +75,10 @@ def watched(command: list[str], directory: Path) -> float:
     return most
 
 
-def torchrun() -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-
-
 def run(command: list[str], directory: Path) -> float:
     """Run it in one thread a process; returns when it was started, in seconds since 1970."""
     started = time.time()
-    one_thread = environment() | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=directory, env=one_thread, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    completed(command, directory, threads=1)
     return started
 
 

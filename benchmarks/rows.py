@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.pairs import MB, ddp_beside, first_step_s, memory_while_running
-from benchmarks.timing import PROJECT, TYPO, Clock, alternate, environment
+from benchmarks.timing import PROJECT, TYPO, Clock, alternate, completed
 
 HYDRA = "python -c 'import hydra'"
 HELP = "python train.py --help"
@@ -83,11 +82,8 @@ def steps(runs: int) -> Iterator[Row]:
 def steps_of(network: str, rounds: int) -> dict[str, list[float]]:
     """Seconds a step of each way, see `benchmarks.steps`."""
     command = [sys.executable, "-m", "benchmarks.steps", network, "--rounds", str(rounds)]
-    one_thread = environment() | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=PROJECT, env=one_thread, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    taken: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    printed = completed(command, PROJECT, threads=1)
+    taken: dict[str, list[float]] = json.loads(printed.splitlines()[-1])
     return taken
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from benchmarks import networks
 from benchmarks.by_hand import median_step_s, over_a_loader, over_indices, train
-from benchmarks.ours import outcome_of
+from benchmarks.ours import outcome_of, step_s
 
 LINEAR = ("data=bench_numbers", "model=linear", "+trainer.enable_progress_bar=true")
 LINEAR_STEPS = 4000
@@ -79,7 +79,7 @@ def deep(make: Callable[[], nn.Module], data: networks.Pair, batch: int) -> Way:
 def ours(data: str, model: str, *overrides: str) -> Way:
     def block(directory: Path) -> float:
         outcome = outcome_of((f"data={data}", f"model={model}", *overrides), directory)
-        return int(outcome["global_batch_size"]) / float(outcome["samples_per_second"])
+        return step_s(outcome)
 
     return block
 

@@ -28,19 +28,25 @@ def clock_in(directory: Path, say: Callable[[str], None]) -> Clock:
 
 
 def seconds(command: str, directory: Path) -> float:
-    """Wall time of one command, the interpreter's start and end included.
+    """Wall time of one command, the interpreter's start and end included."""
+    started = time.perf_counter()
+    completed(arguments(command), directory, status=1 if command == TYPO else 0)
+    return time.perf_counter() - started
+
+
+def completed(
+    command: list[str], directory: Path, status: int = 0, threads: int | None = None
+) -> str:
+    """What a command has printed; ``threads`` is OMP_NUM_THREADS.
 
     Raises `RuntimeError` when it does not end as expected: how long a failure took says nothing.
     """
-    started = time.perf_counter()
-    done = subprocess.run(
-        arguments(command), cwd=directory, env=environment(), capture_output=True, text=True
-    )
-    taken = time.perf_counter() - started
-    if done.returncode != (1 if command == TYPO else 0):
+    env = environment() | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True)
+    if done.returncode != status:
         said = (done.stderr or done.stdout).strip()[-2000:]
-        raise RuntimeError(f"{command} left with exit status {done.returncode}:\n{said}")
-    return taken
+        raise RuntimeError(f"{' '.join(command)} left with status {done.returncode}:\n{said}")
+    return done.stdout
 
 
 def arguments(command: str) -> list[str]:

@@ -22,7 +22,7 @@ def groups_in(conf: Path) -> str:
     """A line per folder: ``model: linear, mlp``."""
     choices: dict[str, list[str]] = {}
     for path in conf.rglob("*.yaml"):
-        group = path.parent.relative_to(conf).as_posix()
-        if group != "." and not group.startswith("hydra"):
-            choices.setdefault(group, []).append(path.stem)
+        group = path.parent.relative_to(conf)
+        if group.parts and group.parts[0] != "hydra":
+            choices.setdefault(group.as_posix(), []).append(path.stem)
     return "".join(f"{group}: {', '.join(sorted(choices[group]))}\n" for group in sorted(choices))

@@ -23,13 +23,14 @@ def describe_training(built: Built, run: Run) -> dict[str, Any]:
     """What is known after training; testing resets these counters."""
     trainer = built.trainer
     clock = next(item for item in callbacks_of(trainer) if isinstance(item, StepClock))
+    sizes = batch_sizes_used(built, run)
     return {
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,
         "metrics": plain_metrics(built),
         "floor": built.floor,
-        **batch_sizes_used(built, run),
-        **clock.measured(run.started, batch_sizes_used(built, run)["global_batch_size"]),
+        **sizes,
+        **clock.measured(run.started, sizes["global_batch_size"]),
         **exchange_cost(trainer),
         "gradient_bytes": gradient_bytes(built.module),
         "peak_memory_bytes": gather(peak_memory_bytes()),

@@ -42,9 +42,9 @@ class ShardLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         shards, data = self.sampler, self.dataset
         # A subclass may change what a sample is, and loader processes are somebody's wish.
-        if type(data) is not Tensors or self.num_workers:
-            return super().__iter__()
-        if isinstance(shards, TrainShards | EvalShards):
+        in_memory = type(data) is Tensors and not self.num_workers
+        if in_memory and isinstance(shards, TrainShards | EvalShards):
+            assert isinstance(data, Tensors)
             assert self.batch_size is not None
             return data.batches(shards.indices(), self.batch_size, self.pin_memory)
         return super().__iter__()

@@ -26,9 +26,10 @@ class Tensors(Dataset[tuple[torch.Tensor, ...]]):
         return len(self.tensors[0])
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
-        return tuple(tensor[index] for tensor in self.tensors)
+        return tuple(column[0] for column in self.__getitems__([index]))
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """What a batch holds of these samples; a subclass with other samples overrides this."""
         rows = torch.as_tensor(indices)
         return tuple(tensor[rows] for tensor in self.tensors)
 

@@ -48,11 +48,6 @@ class Images(Tensors):
             self.drawn.start_epoch(seed, epoch)
 
     @override
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        images, labels = self.__getitems__([index])
-        return images[0], labels[0]
-
-    @override
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         images, labels = super().__getitems__(indices)
         if self.drawn:

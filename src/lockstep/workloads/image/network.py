@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lockstep.errors import UsageError
+from lockstep.workloads.image.data import needs
 
 # B batch, C channels, H height, W width, K classes
 
@@ -99,7 +100,5 @@ def _torchvision() -> Any:
     try:
         from torchvision import models
     except ModuleNotFoundError as missing:
-        raise UsageError(
-            f"This network needs {missing.name}: pip install 'lockstep[vision]'"
-        ) from missing
+        raise needs("This network", missing) from missing
     return models

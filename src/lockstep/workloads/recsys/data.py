@@ -59,10 +59,6 @@ class Interactions(Tensors):
         self.users, self.items = sizes
 
     @override
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        return tuple(column[0] for column in self.__getitems__([index]))
-
-    @override
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         rows = torch.as_tensor(indices)
         users, items = (column[rows] for column in self.tensors)

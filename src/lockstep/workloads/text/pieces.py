@@ -29,11 +29,6 @@ class Pieces(Tensors):
         self.tokens, self.starts, self.lengths, self.labels = tokens, starts, lengths, labels
 
     @override
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        """One piece, not padded."""
-        return tuple(column[0] for column in self.__getitems__([index]))
-
-    @override
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         rows = torch.as_tensor(indices)
         places, held = self._places(rows)
