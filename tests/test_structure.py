@@ -11,10 +11,19 @@ from conftest import CONF, ROOT
 
 SOURCE = ROOT / "src" / "lockstep"
 ROOMS = [
-    ["errors", "console", "help", "results", "rundir", "config"],
+    ["errors", "console", "help", "results", "rundir", "config", "preload"],
     ["devices", "sizes", "placement", "signals", "epoch_mean", "group", "randomness", "rendezvous"],
     ["data", "models", "strategies", "loggers", "record", "checkpoints"],
-    ["module", "callbacks", "processes", "failures", "summary", "predictions", "resume"],
+    [
+        "module",
+        "callbacks",
+        "forkserver",
+        "processes",
+        "failures",
+        "summary",
+        "predictions",
+        "resume",
+    ],
     ["workloads"],
     ["refusals"],
     ["build", "overhead"],
@@ -63,6 +72,7 @@ WITHOUT_TORCH = [
     "results",
     "resume",
     "failures",
+    "preload",
     "processes",
     "launch",
     "summary",

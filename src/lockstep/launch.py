@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from lockstep.errors import RunFailed, UsageError, as_usage_error, one_line
 from lockstep.placement import STRATEGIES
+from lockstep.preload import FOR_TRAINING, preload
 from lockstep.processes import context, in_ranks, in_worker, unchanged_process
 from lockstep.record import Run, claimed, write_result
 from lockstep.results import Result, objective_key, objective_value
@@ -86,6 +87,7 @@ def work(run: Run) -> Result:
     spawns = STRATEGIES[run.placement.strategy] == "spawn"
     if spawns:
         context()  # the fork server imports torch while this process does
+    preload(FOR_TRAINING)
     from lockstep.run import build_here, fit_and_test
 
     built = build_here(run)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from lockstep.console import redirect_if_told
 from lockstep.failures import end_left_behind, noting_failure, raise_cause, sign_in
+from lockstep.preload import FOR_RANKS, preload
 from lockstep.record import Run
 from lockstep.results import Result
 from lockstep.signals import (
@@ -34,11 +35,6 @@ from lockstep.signals import (
 
 log = logging.getLogger(__name__)
 
-PRELOAD = [
-    "lockstep.run",
-    "torch.distributed.elastic.multiprocessing.api",
-    "numpy",
-]
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_", "GROUP_", "ROLE_", "LOCAL_", "TORCHELASTIC_")
 RESTORED = [*STOPPING, *([signal.SIGQUIT] if hasattr(signal, "SIGQUIT") else [])]
 Work = Callable[[Run], Result]
@@ -54,7 +50,7 @@ def context() -> BaseContext:
     if method() == "forkserver":
         from multiprocessing import forkserver, resource_tracker
 
-        multiprocessing.set_forkserver_preload(PRELOAD)
+        multiprocessing.set_forkserver_preload(["lockstep.forkserver"])
         with ignoring_signals():
             resource_tracker.ensure_running()
             forkserver.ensure_running()
@@ -89,6 +85,7 @@ def in_worker(work: Work, run: Run) -> Result:
 def in_ranks(work: Work, run: Run) -> Result:
     """``work(run)`` in ``world_size`` fresh processes of one group; returns rank 0's result."""
     context()
+    preload(FOR_RANKS)
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
