@@ -309,4 +309,4 @@ def test_loader_processes_of_a_rank_share_one_import_of_torch(
     result = launch("data=parents", *DRAWN, *SHORT, "data.num_workers=2", *where)
     parents = [path.read_text() for path in Path(result["directory"]).glob("parent-*.txt")]
     assert len(parents) == 4
-    assert all("forkserver" in text and "lockstep.run" in text for text in parents)
+    assert all("forkserver" in text and "lockstep.forkserver" in text for text in parents)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
+import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -85,7 +88,7 @@ class Counting(Callback):
     """Counts what a run does in Python: logging and collectives; writes it on rank zero."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.counts = Path(path), Counter[str]()
+        self.path, self.counts = Path(path), Counter[str](frozen=gc.get_freeze_count())
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._count(type(pl_module), "log")
@@ -126,9 +129,42 @@ def test_steps_log_nothing_and_exchange_one_number(
 ) -> None:
     four, sixteen = (counts(launch, tmp_path, devices, strategy, size) for size in (16, 4))
     assert four["log"] == sixteen["log"] > 0, "self.log is called by the epoch"
+    assert four["frozen"] == sixteen["frozen"] > 100_000, "objects of torch and Lightning"
     grown = {name: sixteen[name] - four[name] for name in sixteen}
     expected = {name: 12 * number for name, number in PER_STEP.items()} if devices > 1 else {}
     assert {name: number for name, number in grown.items() if number} == expected
+
+
+def test_a_module_is_preloaded_once_and_the_collector_goes_on() -> None:
+    program = """
+import gc, sys
+from lockstep.preload import preload
+preload(("decimal", "fractions"))
+frozen, kept = gc.get_freeze_count(), list(range(10))
+preload(("decimal", "fractions"))
+print(frozen > 1000, gc.get_freeze_count() == frozen, gc.isenabled(), "fractions" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["True"] * 4
+
+
+def test_a_fork_server_whose_parent_is_gone_leaves_while_it_imports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from lockstep import forkserver
+
+    left = threading.Event()
+    seen: list[bool] = []
+    monkeypatch.setattr(os, "_exit", lambda *_: left.set())
+    monkeypatch.setattr(forkserver, "preload", lambda *_: seen.append(left.wait(60)))
+    forkserver.preload_for(os.getpid())  # which is not the parent
+    assert seen == [True]
+    monkeypatch.setattr(forkserver, "preload", lambda *_: seen.append(left.wait(0.5)))
+    left.clear()
+    forkserver.preload_for(os.getppid())
+    assert seen == [True, False]
 
 
 def test_a_run_writes_the_same_files_whatever_its_length(launch: Launch, tmp_path: Path) -> None:

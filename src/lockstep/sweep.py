@@ -12,8 +12,12 @@ from omegaconf import DictConfig
 from typing_extensions import override
 
 from lockstep.errors import UsageError, one_line
+from lockstep.processes import context
 from lockstep.report.reading import not_started
 from lockstep.results import Result, read_result
+
+IN_TURN = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+"""Hydra's launcher that runs the jobs from this process, one after the other."""
 
 
 class RememberSweep(Callback):
@@ -29,6 +33,8 @@ class RememberSweep(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         type(self).directory = Path(config.hydra.sweep.dir)
         type(self).overrides = list(config.hydra.overrides.task)
+        if config.hydra.launcher._target_ == IN_TURN:
+            context()  # the fork server imports while Hydra checks the config of every job
 
     @override
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
