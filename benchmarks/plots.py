@@ -20,8 +20,11 @@ def draw(rows: list[Row], path: Path) -> Path:
     axes.set_yticks(range(len(shown)), [label(row) for row in shown], fontsize="small")
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xscale("log")
+    axes.set_xticks(ticks := [0.5, 0.75, 1, 1.5, 2, 3], list(map(str, ticks)))
+    axes.set_xticks([], minor=True)
+    axes.set_xlim(min(0.7, *lengths) / 1.05, max(1.5, *lengths) * 1.05)
     axes.set_xlabel("how many times better than its target (red: missed)")
-    axes.grid(axis="x", which="both", alpha=0.3)
+    axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, dpi=110)
     return path
 
