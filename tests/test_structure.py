@@ -11,7 +11,7 @@ from conftest import CONF, ROOT
 
 SOURCE = ROOT / "src" / "lockstep"
 ROOMS = [
-    ["errors", "console", "help", "results", "rundir", "config", "preload"],
+    ["errors", "console", "help", "results", "plan", "rundir", "config", "preload"],
     ["devices", "sizes", "placement", "signals", "epoch_mean", "group", "randomness", "rendezvous"],
     ["data", "models", "strategies", "loggers", "record", "checkpoints"],
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,8 +13,8 @@ from omegaconf import DictConfig
 from typing_extensions import override
 
 from lockstep.errors import UsageError, one_line
+from lockstep.plan import not_started
 from lockstep.processes import context
-from lockstep.report.reading import not_started
 from lockstep.results import Result, read_result
 
 IN_TURN = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
@@ -64,6 +65,8 @@ def close() -> None:
 
 def print_report(directory: Path) -> None:
     """The table of a sweep, whose files are written beside its jobs."""
+    if find_spec("lockstep.report") is None:
+        return  # a project may do without
     try:
         from lockstep.report.files import write_report
 

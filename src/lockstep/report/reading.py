@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,11 @@ from typing import Any
 import yaml
 
 from lockstep.errors import UsageError
+from lockstep.plan import GOING_ON, not_started, split_override
 from lockstep.results import Result, read_result
 
 History = dict[str, list[tuple[int, float, float]]]
 """Metric -> its (step, seconds, value)."""
-GOING_ON = ("resume", "sweep.resume")
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""In C where there is one: a sweep's plan holds its whole config."""
 
 
 @dataclass(frozen=True)
@@ -88,37 +85,6 @@ def _missing(plan: Path, top: Path) -> list[Job]:
     return missing
 
 
-def not_started(plan: Path, found: Iterable[list[str]]) -> list[tuple[int, list[str]]]:
-    """Number and overrides of the jobs that a grid's ``multirun.yaml`` has beyond those found.
-
-    A sweeper that searches decides as it goes: it has none.
-    """
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    if not plan.exists():
-        return []
-    hydra = yaml.load(plan.read_text(), Loader=LOADER)["hydra"]
-    if not hydra["sweeper"]["_target_"].endswith(".BasicSweeper"):
-        return []
-    parsed = OverridesParser.create().parse_overrides(hydra["overrides"]["task"])
-    (planned,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
-    there = Counter(tuple(_told(overrides)) for overrides in found)
-    missing = []
-    for number, overrides in enumerate(planned):
-        job = tuple(_told(overrides))
-        if there[job]:
-            there[job] -= 1
-        else:
-            missing.append((number, list(job)))
-    return missing
-
-
-def _told(overrides: list[str]) -> list[str]:
-    """Without what makes a sweep go on: its jobs are the same."""
-    return [item for item in overrides if split_override(item)[0] not in GOING_ON]
-
-
 def _runs(root: Path) -> set[Path]:
     """Directories of runs: what was ended before it had a result has its overrides."""
     results = {path.parent for path in root.glob("**/result.json")}
@@ -139,11 +105,6 @@ def read_job(directory: Path, top: Path) -> Job:
 def _given(directory: Path) -> list[str]:
     path = directory / ".hydra" / "overrides.yaml"
     return list(yaml.safe_load(path.read_text()) or []) if path.exists() else []
-
-
-def split_override(override: str) -> tuple[str, str]:
-    key, _, value = override.partition("=")
-    return key.lstrip("+"), value
 
 
 def read_history(path: Path) -> History:

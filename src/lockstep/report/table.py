@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
 
-from lockstep.report.reading import GOING_ON, Job, varied_keys
+from lockstep.plan import GOING_ON
+from lockstep.report.reading import Job, varied_keys
 
 SPLIT = {"trainer.strategy", "trainer.devices", "trainer.num_nodes", "strategy", "strategy.name"}
 """Keys that say where a run is computed: a difference in them must not show in the metrics."""
