@@ -128,6 +128,7 @@ def answer(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> tup
         (["strategy.timeout_s=-1"], ["strategy.timeout_s", "got -1"]),
         (["data.global_batch_size=-8"], ["got -8. Use 1 or 2"]),
         (["checkpoint=a=b"], ["needs quotes"]),
+        (["trainer.precision=16-mixed"], ["got trainer.precision=16-mixed", "Use", "bf16-mixed"]),
         (["experiment=tutorial/liner"], ["experiment/tutorial", "Did you mean linear?"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -13,6 +13,7 @@ from conftest import Launch, compose_config
 
 from lockstep.config import as_config
 from lockstep.errors import UsageError
+from lockstep.schedules import warmup
 from lockstep.workloads.text import generate as command
 from lockstep.workloads.text.data import (
     cuts_of,
@@ -24,7 +25,6 @@ from lockstep.workloads.text.data import (
 from lockstep.workloads.text.network import ByteTransformer, TextClassifier
 from lockstep.workloads.text.objective import BitsPerByte
 from lockstep.workloads.text.pieces import IGNORED, PADDING, Continuations
-from lockstep.workloads.text.schedule import warmup_cosine
 from lockstep.workloads.text.sources import modules_of, split_of, top_level_modules
 
 TOPICS = ["asyncio", "email", "importlib", "multiprocessing", "unittest", "xml"]
@@ -228,7 +228,7 @@ def test_bits_per_byte_is_the_mean_over_unpadded_bytes_of_all_batches() -> None:
 
 def test_the_rate_is_warmed_up_then_falls_to_zero_by_steps() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
-    scheduler = warmup_cosine(optimizer, warmup_steps=3, total_steps=7)
+    scheduler = warmup(optimizer, warmup_steps=3, total_steps=7)
     rates = []
     for _ in range(8):
         rates.append(optimizer.param_groups[0]["lr"])
@@ -237,7 +237,7 @@ def test_the_rate_is_warmed_up_then_falls_to_zero_by_steps() -> None:
     expected = [0.5, 1.0, 1.5, 2.0, 1 + math.cos(math.pi / 4), 1.0, 1 - math.cos(math.pi / 4), 0.0]
     assert rates == pytest.approx(expected, abs=1e-12)
     with pytest.raises(UsageError, match=r"got 7 of 7\. Use 0"):
-        warmup_cosine(optimizer, warmup_steps=7, total_steps=7)
+        warmup(optimizer, warmup_steps=7, total_steps=7)
 
 
 # Runs

@@ -27,6 +27,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 from lockstep import sweep
 from lockstep.config import Config, as_config
 from lockstep.errors import RunFailed, UsageError
+from lockstep.features.precision import check_precision
 from lockstep.help import help_text
 from lockstep.launch import launch
 from lockstep.placement import place
@@ -92,6 +93,7 @@ def prepare(composed: DictConfig) -> Run:
         restarts = config.launch.max_restarts
         raise UsageError(f"launch.max_restarts must be 0 or greater; got {restarts}.")
     placement = place(config, hydra.mode == RunMode.MULTIRUN)
+    check_precision(config, placement.accelerator)
     micro_steps = config.trainer.accumulate_grad_batches
     sizes = batch_sizes(config.data, placement.world_size, micro_steps)
     checkpoint = newest_checkpoint(directory) if resumed else None

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from lockstep.data.sharding import EvalShards
 from lockstep.epoch_mean import EpochMean
+from lockstep.schedules import scheduled
 from lockstep.strategies.exact_ddp import batch_weight
 
 Batch = tuple[Tensor, ...]
@@ -31,7 +32,8 @@ class SupervisedModule(LightningModule):
 
     ``metrics`` maps names to torchmetrics objects; they are called as ``metric(prediction,
     target)`` in validation and test. ``optimizer`` takes the parameters and returns an optimizer;
-    ``scheduler`` takes that optimizer and is stepped once per epoch.
+    ``scheduler`` takes that optimizer and is stepped once per epoch or, where it takes
+    ``total_steps``, once per optimizer step; see `lockstep.schedules`.
     """
 
     def __init__(
@@ -117,9 +119,7 @@ class SupervisedModule(LightningModule):
     @override
     def configure_optimizers(self) -> Any:
         optimizer = self._make_optimizer(self.parameters())
-        if self._make_scheduler is None:
-            return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": self._make_scheduler(optimizer)}
+        return scheduled(optimizer, self._make_scheduler, self.trainer)
 
     @torch.no_grad()
     def _check_mean(self, prediction: Any, target: Tensor, loss: Tensor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any
 
@@ -26,9 +25,6 @@ class TokenMeanModule(SupervisedModule):
     the global batch, and an epoch's loss is the mean over its tokens; ``samples_seen`` in
     result.json counts tokens. With ``trainer.accumulate_grad_batches`` an optimizer step takes the
     mean over its global batches, each counting the same, as everywhere in torch.
-
-    A scheduler that takes ``total_steps`` gets the number of optimizer steps and is stepped once
-    per optimizer step; every other once per epoch.
     """
 
     @override
@@ -69,19 +65,6 @@ class TokenMeanModule(SupervisedModule):
         *inputs, targets = batch
         bits = nats_of(self(*inputs), targets).sum(1) / math.log(2)
         return {"bits": bits, "tokens": (targets != IGNORED).sum(1)}
-
-    @override
-    def configure_optimizers(self) -> Any:
-        make = self._make_scheduler
-        if make is None or "total_steps" not in inspect.signature(make).parameters:
-            return super().configure_optimizers()
-        optimizer = self._make_optimizer(self.parameters())
-        steps: Any = {"total_steps": int(self.trainer.estimated_stepping_batches)}
-        scheduler = make(optimizer, **steps)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
 
 
 def nats_of(scores: Tensor, targets: Tensor) -> Tensor:
