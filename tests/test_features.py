@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 
 from lockstep.errors import RunFailed, UsageError
+from lockstep.features.recompute import chosen, recompute
 from lockstep.models.mlp import MLP
 from lockstep.randomness import seed_everything
 from lockstep.results import read_result
@@ -294,3 +295,107 @@ def test_a_feature_does_under_a_strategy_what_the_table_says(
     expected = column(single, "val/loss")
     assert column(directory, "val/loss") == pytest.approx(expected, rel=max(1e-5, tolerance))
     CHECKS[feature](directory)
+
+
+BREAK = (
+    "+callbacks.break={{_target_: faults.BreakOnce, directory: '{}', how: SIGTERM, epoch: 1, "
+    "batch: 3, rank: 0}}"
+)
+LONG = [item for item in MANY if "early" not in item and "features" not in item]
+LONG += ["features=[ema,grad_norm,recompute]", "trainer.max_epochs=3", "callbacks.trace=null"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("before", "after"), [("ddp", "single"), ("single", "ddp_spawn")])
+def test_a_run_stopped_in_an_epoch_keeps_its_schedule_and_its_average(
+    launch: Launch, tmp_path: Path, directories: Path, before: str, after: str
+) -> None:
+    reference, stopped = directories / "uninterrupted", tmp_path / "stopped"
+    if not reference.exists():
+        launch(*LONG, directory=reference)
+    with pytest.raises(SystemExit):
+        launch(*LONG, *where(before), BREAK.format(stopped), directory=stopped)
+    result = launch(f"resume={stopped}", *where(after), directory=stopped)
+    assert result["steps"] == STEPS
+    assert Path(result["resumed_from"] or "").name == "interrupted.ckpt"
+    for key in ("current_model_state", "state_dict"):
+        assert_weights_equal(state_of(stopped, key), state_of(reference, key))
+    rates = [
+        torch.load(run / "checkpoints/last.ckpt", weights_only=True)["lr_schedulers"]
+        for run in (stopped, reference)
+    ]
+    assert rates[0][0]["_last_lr"] == pytest.approx(rates[1][0]["_last_lr"], abs=1e-15)
+
+
+def test_recompute_keeps_less_and_gives_the_gradients_of_a_run_without_it() -> None:
+    def stored_and_gradients(recomputed: bool) -> tuple[int, list[Tensor]]:
+        torch.manual_seed(0)
+        blocks = [nn.Sequential(nn.Linear(32, 128), nn.Dropout(0.5), nn.Linear(128, 32))] * 3
+        network = nn.ModuleList(blocks)
+        if recomputed:
+            for name in chosen(network, ["*"]):
+                recompute(name, network.get_submodule(name))
+        kept: list[int] = []
+
+        def keep(tensor: Tensor) -> Tensor:
+            kept.append(tensor.numel())
+            return tensor
+
+        hidden = torch.randn(64, 32)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            for block in network:
+                hidden = block(hidden)
+        stored = sum(kept)
+        hidden.square().mean().backward()
+        gradients = [item.grad for item in network.parameters() if item.grad is not None]
+        return stored, gradients
+
+    plain, expected = stored_and_gradients(recomputed=False)
+    less, gradients = stored_and_gradients(recomputed=True)
+    assert less < plain / 4
+    for gradient, reference in zip(gradients, expected, strict=True):
+        assert torch.equal(gradient, reference)
+
+
+def test_recompute_refuses_what_it_cannot_do_by_name() -> None:
+    network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with pytest.raises(UsageError, match="must hold no BatchNorm.*got net"):
+        recompute("net", network)
+    with pytest.raises(UsageError, match=r"none is like blocks\.\*\. There are: 0, 1\."):
+        chosen(network, ["blocks.*"])
+    # The items of a ModuleList, and of those within them, the outer ones.
+    module = nn.Module()
+    module.network = nn.ModuleList([nn.ModuleList([nn.Linear(1, 1)]), nn.Linear(1, 1)])
+    assert chosen(module, None) == ["network.0", "network.1"]
+
+
+@pytest.mark.parametrize(
+    ("decay", "left"), [("linear", [1.0, 0.75, 0.5, 0.25]), ("none", [1.0, 1.0, 1.0, 1.0])]
+)
+def test_a_schedule_decays_as_it_is_named_down_to_its_final_share(
+    decay: str, left: list[float]
+) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
+    scheduler = warmup(optimizer, 1, 5, decay=decay, final=0.5)
+    rates = []
+    for _ in range(5):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx([1.0, *[2 * (0.5 + 0.5 * share) for share in left]])
+    with pytest.raises(UsageError, match="must be one of cosine, linear, none; got 'cubic'"):
+        warmup(optimizer, 1, 5, decay="cubic")
+    with pytest.raises(UsageError, match="from 0 to 1; got 2"):
+        warmup(optimizer, 1, 5, final=2)
+
+
+def test_a_schedule_of_torch_that_takes_total_steps_is_told_and_stepped(launch: Launch) -> None:
+    run = [item for item in RUN if not item.startswith("scheduler")]
+    own = ["scheduler=warmup", "~scheduler.warmup_steps", "~scheduler.decay", "~scheduler.final"]
+    own += ["scheduler._target_=torch.optim.lr_scheduler.OneCycleLR", "+scheduler.max_lr=0.001"]
+    result = launch(*run, *own, "trainer.max_epochs=2")
+    path = Path(result["directory"]) / "checkpoints/last.ckpt"
+    (scheduler,) = torch.load(path, weights_only=True)["lr_schedulers"]
+    assert (scheduler["total_steps"], scheduler["last_epoch"]) == (16, 16)
+    with pytest.raises(UsageError, match=r"must know the last one; got trainer\.max_epochs=-1"):
+        launch(*RUN, "scheduler=warmup", "trainer.max_epochs=-1")
