@@ -77,7 +77,12 @@ def scheduled(
 
 
 def _optimizer_steps(trainer: Trainer) -> int:
+    """Lightning asks the loader, and makes it for that. Optimizers are made before the position in
+    the epoch is restored: a loader that stayed would start a resumed run at the epoch's begin."""
+    loop: Any = trainer.fit_loop
+    made = loop._combined_loader
     steps = trainer.estimated_stepping_batches
+    loop._combined_loader = made
     if not math.isfinite(steps):
         raise UsageError(
             "A scheduler that counts optimizer steps must know the last one; got "
