@@ -15,7 +15,9 @@ from conftest import ROOT, Launch
 from recording import indexed
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
+from torchmetrics import MeanAbsoluteError
 
+from lockstep.epoch_mean import EpochMean, keep_sums_precise
 from lockstep.errors import RunFailed, UsageError
 from lockstep.features.recompute import chosen, recompute
 from lockstep.models.mlp import MLP
@@ -240,6 +242,9 @@ def check_bf16(directory: Path) -> None:
     seen = read_result(directory / "result.json")["samples_seen"]
     assert seen == {"train": 64, "val": 33, "test": 33}
 
+    (loss,) = column(directory, "test/loss")
+    assert loss != float(torch.tensor(loss).bfloat16())  # a mean in bf16 has 8 bits
+
 
 def check_compile(directory: Path) -> None:
     assert not any("_orig_mod" in name for name in state_of(directory))
@@ -359,7 +364,7 @@ def test_recompute_keeps_less_and_gives_the_gradients_of_a_run_without_it() -> N
 
 def test_recompute_refuses_what_it_cannot_do_by_name() -> None:
     network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    with pytest.raises(UsageError, match="must hold no BatchNorm.*got net"):
+    with pytest.raises(UsageError, match=r"must hold no BatchNorm.*got net"):
         recompute("net", network)
     with pytest.raises(UsageError, match=r"none is like blocks\.\*\. There are: 0, 1\."):
         chosen(network, ["blocks.*"])
@@ -367,6 +372,22 @@ def test_recompute_refuses_what_it_cannot_do_by_name() -> None:
     module = nn.Module()
     module.network = nn.ModuleList([nn.ModuleList([nn.Linear(1, 1)]), nn.Linear(1, 1)])
     assert chosen(module, None) == ["network.0", "network.1"]
+
+
+def test_sums_of_a_module_in_bf16_are_precise() -> None:
+    module = nn.ModuleList([EpochMean(), MeanAbsoluteError(), nn.Linear(1, 1)]).bfloat16()
+    module = module.to(torch.bfloat16)  # as Lightning does
+    keep_sums_precise(module)
+    mean, error, layer = module
+    assert layer.weight.dtype == torch.bfloat16
+    for _ in range(2):
+        for _ in range(1000):
+            mean.update(torch.tensor(1.0), 1)
+            error.update(torch.ones(1), torch.zeros(1))
+        assert (mean.total.item(), error.sum_abs_error.item()) == (1000, 1000)
+        assert mean.samples.dtype == error.total.dtype == torch.int64
+        mean.reset()
+        error.reset()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
@@ -47,3 +47,19 @@ class EpochMean(Metric):
     def compute(self) -> Tensor:
         self.samples_seen = int(self.samples)
         return self.total / self.samples
+
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def keep_sums_precise(module: nn.Module) -> None:
+    """Give metrics sums of at least 32 bits where ``trainer.precision=bf16-true`` took them away.
+
+    In bfloat16 a sum of 256 ones stays there, whatever is added.
+    """
+    for metric in module.modules():
+        if isinstance(metric, Metric):
+            precise = SUMS if isinstance(metric, EpochMean) else torch.float32
+            metric._apply(
+                lambda state, to=precise: state.to(to) if state.dtype in HALVES else state
+            )

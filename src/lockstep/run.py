@@ -19,7 +19,7 @@ from torch import nn
 
 from lockstep.build import Built, build
 from lockstep.callbacks.exchange import ExchangeCost
-from lockstep.callbacks.guards import FiniteLoss, PeerCheck, RankSeeds
+from lockstep.callbacks.guards import FiniteLoss, PeerCheck, PreciseSums, RankSeeds
 from lockstep.callbacks.prune import PruneTrial, pruning
 from lockstep.callbacks.resume_state import ResumeState
 from lockstep.callbacks.step_clock import StepClock
@@ -66,6 +66,7 @@ def build_here(run: Run) -> Built:
         RankSeeds(seed),
         ResumeState(seed, run.resumed),
         FiniteLoss(),
+        PreciseSums(),
         StepClock(),
     ]
     if run.config.compare:

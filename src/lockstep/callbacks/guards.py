@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lockstep.config import Config
+from lockstep.epoch_mean import keep_sums_precise
 from lockstep.errors import UsageError
 from lockstep.placement import Placement
 from lockstep.randomness import seed_everything
@@ -64,6 +65,18 @@ class RankSeeds(Callback):
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         seed_everything(self._seed + 1_000_003 * trainer.global_rank)
+
+
+class PreciseSums(Callback):
+    """What is summed over an epoch is not summed in 16 bits; see `keep_sums_precise`."""
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        keep_sums_precise(pl_module)
+
+    @override
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        keep_sums_precise(pl_module)
 
 
 class FiniteLoss(Callback):
