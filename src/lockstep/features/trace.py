@@ -6,8 +6,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.profiler import profile, schedule
+from torch.profiler import ProfilerActivity, profile, schedule
 from typing_extensions import override
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,11 @@ class Trace(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         path = self.directory / f"trace-rank{trainer.global_rank}.json"
+        devices = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():  # asked for without one, CUDA complains to stderr
+            devices.append(ProfilerActivity.CUDA)
         self._profile = profile(
+            activities=devices,
             schedule=schedule(wait=self.skip, warmup=1, active=self.steps, repeat=1),
             on_trace_ready=lambda recorded: recorded.export_chrome_trace(str(path)),
         )
