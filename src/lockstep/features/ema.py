@@ -28,5 +28,5 @@ class MovingAverage(EMAWeightAveraging):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._device is None:
             self._device = trainer.strategy.root_device
-        self._kwargs["avg_fn"] = get_ema_avg_fn(self._decay)
+        self._kwargs["avg_fn"] = get_ema_avg_fn(self._decay)  # type: ignore[no-untyped-call]
         super().setup(trainer, pl_module, stage)
