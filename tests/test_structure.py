@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "lockstep"
 ROOMS = [
     ["errors", "console", "help", "results", "plan", "rundir", "config", "preload"],
     ["devices", "sizes", "placement", "signals", "epoch_mean", "group", "randomness", "rendezvous"],
-    ["schedules"],
+    ["schedules", "precision"],
     ["data", "models", "strategies", "loggers", "record", "checkpoints"],
     [
         "module",
@@ -82,7 +82,7 @@ WITHOUT_TORCH = [
     "search/run",
     "search/space",
     "search/study",
-    "features/precision",
+    "precision",
     "slots/host",
     "slots/pool",
     "slots/schedule",

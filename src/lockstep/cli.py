@@ -27,10 +27,10 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 from lockstep import sweep
 from lockstep.config import Config, as_config
 from lockstep.errors import RunFailed, UsageError
-from lockstep.features.precision import check_precision
 from lockstep.help import help_text
 from lockstep.launch import launch
 from lockstep.placement import place
+from lockstep.precision import check_precision
 from lockstep.record import Run, record_refusal
 from lockstep.results import Result, objective_value, read_result
 from lockstep.resume import newest_checkpoint, resumed_config
