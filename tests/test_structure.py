@@ -23,6 +23,7 @@ ROOMS = [
         "summary",
         "predictions",
         "resume",
+        "trained",
     ],
     ["workloads"],
     ["refusals"],
@@ -35,7 +36,7 @@ ROOMS = [
     ["slots"],
     ["search"],
     ["cli"],
-    ["parity"],
+    ["parity", "use"],
 ]
 """A room imports from its own row and the rows above."""
 CORE = [
@@ -85,6 +86,8 @@ WITHOUT_TORCH = [
     "slots/schedule",
     "parity/__main__",
     "parity/trial",
+    "use/command",
+    "use/tasks",
 ]
 
 
