@@ -16,7 +16,7 @@ from omegaconf import open_dict
 from benchmarks.timing import PROJECT
 from lockstep.cli import prepare
 from lockstep.config import register
-from lockstep.run import build_here, fit_and_test
+from lockstep.run import build_here, compute
 
 CONF = PROJECT / "benchmarks" / "conf"
 TRAINING = (
@@ -48,7 +48,7 @@ def outcome_of(
     built = build_here(run)
     built.trainer.callbacks.extend(watching)  # type: ignore[attr-defined]
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-        return fit_and_test(built, run)
+        return compute(built, run)
 
 
 def step_s(outcome: dict[str, Any]) -> float:

@@ -54,7 +54,9 @@ def quick_and_slow(cases: list[Any], quick: list[Any]) -> list[Any]:
     return [pytest.param(*case, marks=() if case in quick else pytest.mark.slow) for case in cases]
 
 
-def compose_config(overrides: list[str], directory: Path, sweep: bool = False) -> DictConfig:
+def compose_config(
+    overrides: list[str], directory: Path, sweep: bool = False, name: str = "train"
+) -> DictConfig:
     """The config of one job, with Hydra's own, as the command line would compose it."""
     mode = "MULTIRUN" if sweep else "RUN"
     settings = [
@@ -64,7 +66,7 @@ def compose_config(overrides: list[str], directory: Path, sweep: bool = False) -
         f"hydra.mode={mode}",
     ]
     with initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
-        config = compose("train", [*settings, *overrides], return_hydra_config=True)
+        config = compose(name, [*settings, *overrides], return_hydra_config=True)
     GlobalHydra.instance().clear()
     OmegaConf.set_struct(config, False)
     OmegaConf.set_readonly(config.hydra, False)

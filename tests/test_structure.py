@@ -25,6 +25,7 @@ ROOMS = [
         "predictions",
         "resume",
         "features",
+        "trained",
     ],
     ["workloads"],
     ["refusals"],
@@ -37,7 +38,7 @@ ROOMS = [
     ["slots"],
     ["search"],
     ["cli"],
-    ["parity"],
+    ["parity", "use"],
 ]
 """A room imports from its own row and the rows above."""
 CORE = [
@@ -88,6 +89,8 @@ WITHOUT_TORCH = [
     "slots/schedule",
     "parity/__main__",
     "parity/trial",
+    "use/command",
+    "use/tasks",
 ]
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
@@ -40,14 +40,19 @@ from lockstep.sizes import batch_sizes, scaled_optimizer
 log = logging.getLogger(__name__)
 
 
-def run(composed: DictConfig) -> float | list[float] | None:
-    """One run, from its composed config; returns the objective, for sweepers that search."""
+def run(
+    composed: DictConfig, prepared: Callable[[DictConfig], Run] | None = None
+) -> float | list[float] | None:
+    """One run, from its composed config; returns the objective, for sweepers that search.
+
+    ``prepared`` makes the run in the place of `prepare`, to do something else than to train.
+    """
     done = finished_before(composed)
     if done is not None:
         log.info("finished before in %s: skipped", done["directory"])
         return objective_value(done["objective"], done["metrics"])
     try:
-        return launch(prepare(composed))
+        return launch((prepared or prepare)(composed))
     except (UsageError, RunFailed) as error:
         record_refusal(Path(HydraConfig.get().runtime.output_dir), _overrides(), str(error))
         if HydraConfig.get().mode == RunMode.MULTIRUN:

@@ -88,14 +88,14 @@ def work(run: Run) -> Result:
     if spawns:
         context()  # the fork server imports torch while this process does
     preload(FOR_TRAINING)
-    from lockstep.run import build_here, fit_and_test
+    from lockstep.run import build_here, compute
 
     built = build_here(run)
     if spawns:
         from lockstep.spawn import in_spawned
 
         return in_spawned(built, run)
-    return fit_and_test(built, run)
+    return compute(built, run)
 
 
 def _objective(run: Run, outcome: Result) -> float | list[float] | None:

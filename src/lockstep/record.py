@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 from omegaconf import OmegaConf
@@ -21,6 +21,17 @@ from lockstep.errors import UsageError
 from lockstep.placement import Placement
 from lockstep.results import Result, code_version, git_commit, read_result, write_atomically
 from lockstep.sizes import BatchSizes
+
+
+class Task(Protocol):
+    """What a run does in each of its processes in the place of training; it travels by pickle."""
+
+    @property
+    def title(self) -> str:
+        """For the line at the start: what is done to what."""
+
+    def __call__(self, built: Any, run: Run, /) -> Result:
+        """From `lockstep.build.Built` to an outcome with ``metrics``, the same on every rank."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,8 @@ class Run:
     """Tells the job of a sweep from its other jobs."""
     checkpoint: Path | None = None
     """Where training goes on from; None: from the start."""
+    task: Task | None = None
+    """None: to train and test."""
 
 
 @contextmanager

@@ -71,6 +71,18 @@ def newest_checkpoint(directory: Path) -> Path | None:
     return None
 
 
+def config_of(source: Path) -> Path:
+    """Where the config of a run lies; ``source`` is its directory, or one of its checkpoints."""
+    run = source if source.is_dir() else source.resolve().parent.parent
+    path = run / ".hydra" / "config.yaml"
+    if not path.is_file():
+        raise UsageError(
+            f"A checkpoint must lie in the checkpoints/ of its run, whose settings are in {path}; "
+            "there is no such file. Name the run's directory, or a checkpoint in its place."
+        )
+    return path
+
+
 def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint file; None when its check sums agree."""
     try:

@@ -78,35 +78,19 @@ def build_here(run: Run) -> Built:
     return built
 
 
-def fit_and_test(built: Built, run: Run) -> dict[str, Any]:
-    """One Trainer and one process group, from the first step to the last metric.
+def compute(built: Built, run: Run) -> dict[str, Any]:
+    """What the run is for, with one Trainer and one process group: training, or its own task.
 
     Returns plain numbers and words, the same on every rank, for ``result.json``.
     """
-    trainer, exit_code = built.trainer, 1
+    exit_code = 1
     quiet_lightning()
     set_threads(run)
     if run.config.compile:
         compile_network(built.module, run.config.compile)
-    log_config(trainer, run)
+    log_config(built.trainer, run)
     try:
-        only_plain = None if run.checkpoint is None else True
-        trainer.fit(
-            built.module,
-            datamodule=built.data,
-            ckpt_path=run.checkpoint,
-            weights_only=only_plain,
-        )
-        stop.leave_if_asked()
-        outcome = describe_training(built, run)
-        if any(isinstance(item, PruneTrial) and item.pruned for item in callbacks_of(trainer)):
-            outcome["status"] = "pruned"
-        elif run.config.test and has_test(built.module, built.data):
-            best = best_checkpoint(trainer)
-            trainer.test(built.module, datamodule=built.data, ckpt_path=best, verbose=False)
-            outcome["metrics"] |= plain_metrics(built)
-        if run.config.predict:
-            outcome["predictions"] = predict(built, run)
+        outcome = fit_and_test(built, run) if run.task is None else run.task(built, run)
         outcome["samples_seen"] = samples_seen(built.module)
         exit_code = 0 if has_objective(run.config.objective, outcome["metrics"]) else 1
     except BaseException:
@@ -115,6 +99,26 @@ def fit_and_test(built: Built, run: Run) -> dict[str, Any]:
     finally:
         finish_wandb(exit_code)
     leave_group()
+    return outcome
+
+
+def fit_and_test(built: Built, run: Run) -> dict[str, Any]:
+    """From the first step to the last metric."""
+    trainer = built.trainer
+    only_plain = None if run.checkpoint is None else True
+    trainer.fit(
+        built.module, datamodule=built.data, ckpt_path=run.checkpoint, weights_only=only_plain
+    )
+    stop.leave_if_asked()
+    outcome = describe_training(built, run)
+    if any(isinstance(item, PruneTrial) and item.pruned for item in callbacks_of(trainer)):
+        outcome["status"] = "pruned"
+    elif run.config.test and has_test(built.module, built.data):
+        best = best_checkpoint(trainer)
+        trainer.test(built.module, datamodule=built.data, ckpt_path=best, verbose=False)
+        outcome["metrics"] |= plain_metrics(built)
+    if run.config.predict:
+        outcome["predictions"] = predict(built, run)
     return outcome
 
 

@@ -23,7 +23,7 @@ from lockstep.failures import raise_cause
 from lockstep.processes import context, guarded
 from lockstep.record import Run
 from lockstep.results import Result
-from lockstep.run import fit_and_test
+from lockstep.run import compute
 
 
 def in_spawned(built: Built, run: Run) -> Result:
@@ -52,7 +52,7 @@ def _spawned_rank(built: Built, run: Run, environ: dict[str, str], notes: str) -
     os.environ.update(environ | {"LOCAL_RANK": local_rank})
     built.trainer.strategy._launcher = None  # this is the launched process
     own = own_memory(built)
-    return guarded(lambda run: fit_and_test(own, run), run, int(local_rank), notes)
+    return guarded(lambda run: compute(own, run), run, int(local_rank), notes)
 
 
 def own_memory(built: Built) -> Built:

@@ -13,6 +13,9 @@ def opening_line(run: Run) -> str:
     """What, how many, where: ``ddp: 2 processes x 16 samples (global batch 32), cpu, ...``."""
     config, placement = run.config, run.placement
     sizes = run.sizes
+    if run.task is not None:
+        where = f"{placement.strategy}, {_spread(placement)}, {placement.accelerator}"
+        return f"{run.task.title}: {where}, writing {_short(run.directory)}"
     batch = f"global batch {sizes.global_}"
     if config.trainer.accumulate_grad_batches > 1:
         steps = config.trainer.accumulate_grad_batches
@@ -43,25 +46,33 @@ def _count(number: int, one: str, many: str) -> str:
 
 def closing_block(result: Result) -> str:
     """The numbers of a finished run, a line each."""
-    speed, first = result["samples_per_second"], result["time_to_first_step_s"]
+    computed = _training(result) if "steps" in result else [("time", _time(result))]
     rows = [
         ("strategy", f"{result['strategy']}, {_devices(result)}"),
+        *computed,
+        *((name, _value(name, value, result)) for name, value in result["metrics"].items()),
+        *((key, str(result[key])) for key in ("checkpoint", "output") if key in result),
+        ("directory", _short(Path(result["directory"]))),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return f"{result['status']}\n" + "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
+
+
+def _training(result: Result) -> list[tuple[str, str]]:
+    speed, first = result["samples_per_second"], result["time_to_first_step_s"]
+    return [
         (
             "batch",
             f"{result['global_batch_size']} global, {result['per_process_batch_size']} per process",
         ),
         ("trained", f"{result['epochs']} epochs, {result['steps']} optimizer steps"),
-        (
-            "time",
-            f"{result['wall_time_s']:.1f} s in all"
-            + (f", {first:.1f} s to the first step" if first else ""),
-        ),
+        ("time", _time(result) + (f", {first:.1f} s to the first step" if first else "")),
         ("speed", f"{speed:,.0f} samples per second" if speed else "too few steps to tell"),
-        *((name, _value(name, value, result)) for name, value in result["metrics"].items()),
-        ("directory", _short(Path(result["directory"]))),
     ]
-    width = max(len(name) for name, _ in rows)
-    return f"{result['status']}\n" + "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
+
+
+def _time(result: Result) -> str:
+    return f"{result['wall_time_s']:.1f} s in all"
 
 
 def _devices(result: Result) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep.config import Target
 from lockstep.errors import UsageError
+from lockstep.resume import config_of
+from lockstep.trained import checkpoint_of, load_network
 from lockstep.workloads.text.network import ByteTransformer
 from lockstep.workloads.text.pieces import Continuations
 
@@ -89,14 +90,7 @@ def remarks(prompt: bytes, context: int, seen: frozenset[int]) -> list[str]:
 def load_model(source: Path) -> tuple[ByteTransformer, Target]:
     """The network of a run, from its best checkpoint or the one that is named, and what it calls
     for its data."""
-    checkpoint = checkpoint_of(source)
-    run = source if source.is_dir() else source.resolve().parent.parent
-    path = run / ".hydra" / "config.yaml"
-    if not path.is_file():
-        raise UsageError(
-            f"A checkpoint must lie in the checkpoints/ of its run, whose settings are in {path}; "
-            "there is no such file. Name the run's directory, or a checkpoint in its place."
-        )
+    checkpoint, path = checkpoint_of(source), config_of(source)
     stored = OmegaConf.load(path)
     assert isinstance(stored, DictConfig)
     # Not all of it: where it writes is known only while Hydra runs.
@@ -105,7 +99,7 @@ def load_model(source: Path) -> tuple[ByteTransformer, Target]:
     assert isinstance(target, dict)
     assert isinstance(datasets, dict)
     network = build_network({str(key): value for key, value in target.items()}, path)
-    load_weights(network, checkpoint)
+    load_network(network, checkpoint)
     return network.eval(), {str(key): value for key, value in datasets.items()}
 
 
@@ -119,59 +113,6 @@ def build_network(target: Target, path: Path) -> ByteTransformer:
             f"{type(network).__name__}. Name a run of experiment=text/language_model."
         )
     return network
-
-
-def checkpoint_of(source: Path) -> Path:
-    """The file itself; of a run its best checkpoint, or its newest where nothing was monitored."""
-    if source.is_file():
-        return source
-    from lockstep.resume import newest_checkpoint
-
-    newest = newest_checkpoint(source) if source.is_dir() else None
-    if newest is None:
-        raise UsageError(
-            f"RUN_OR_CHECKPOINT must be a run with a good checkpoint, or a checkpoint; {source} is "
-            "none. Train one: python train.py experiment=text/language_model"
-        )
-    for name, state in read_checkpoint(newest).get("callbacks", {}).items():
-        if name.startswith("ModelCheckpoint") and state.get("best_model_path"):
-            best = newest.parent / Path(state["best_model_path"]).name  # a run may have been moved
-            return best if best.is_file() else newest
-    return newest
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch has no one exception for a file that is no checkpoint
-        raise UsageError(
-            f"{path} must be a checkpoint of plain tensors; reading it failed with "
-            f"{type(error).__name__}. Name another one, or the run's directory."
-        ) from error
-    return state if isinstance(state, dict) else {}
-
-
-def load_weights(network: nn.Module, checkpoint: Path) -> None:
-    """Put in what a checkpoint holds for ``network``; raises `UsageError` when it differs."""
-    held = {
-        name.removeprefix("network."): value
-        for name, value in read_checkpoint(checkpoint).get("state_dict", {}).items()
-        if name.startswith("network.")
-    }
-    own = network.state_dict()
-    shapes = {name: tuple(value.shape) for name, value in own.items()}
-    other = {name: tuple(value.shape) for name, value in held.items()}
-    differ = [
-        f"{name} is {other.get(name, 'not there')}, of the network {shapes.get(name, 'not there')}"
-        for name in [*shapes, *(other.keys() - shapes.keys())]
-        if shapes.get(name) != other.get(name)
-    ]
-    if differ:
-        raise UsageError(
-            f"{checkpoint} must hold the weights of this run's network; {len(differ)} of its keys "
-            f"differ, the first are: {'; '.join(differ[:3])}. Name a checkpoint of the same run."
-        )
-    network.load_state_dict(held)
 
 
 def seen_in_training(datasets: Target) -> frozenset[int]:
