@@ -60,3 +60,49 @@ def test_a_parameter_server_gives_the_weights_of_ddp(launch: Launch, tmp_path: P
         assert workers == [{"isend": each, "irecv": each, "all_reduce": 0, "steps": 12}] * (
             ranks - 1
         )
+
+
+LOW_RANK = [
+    "strategy=ddp_power_sgd",
+    "strategy.options.hook_options={matrix_approximation_rank: 2, start_powerSGD_iter: 3}",
+]
+BREAK = (
+    "+callbacks.break={_target_: faults.BreakOnce, directory: '${hydra:runtime.output_dir}', "
+    "how: SIGTERM, epoch: 1, batch: 2, rank: 1}"
+)
+
+
+@pytest.mark.processes
+def test_hooks_change_results_by_no_more_than_their_rounding(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """A last batch of 7 on 2 ranks weighs 4 and 3: equal weights would be 8e-4 off."""
+    launch(*RUN, directory=tmp_path / "single")
+    for preset, numbers, closest, farthest in (
+        ("ddp_static_graph", 0, 0.0, 1e-6),
+        ("ddp_fp16", GRADIENTS // 2, 1e-7, 3e-4),
+        ("ddp_bf16", GRADIENTS // 2, 1e-7, 2e-3),
+    ):
+        run = tmp_path / preset
+        launch(*RUN, f"strategy={preset}", "trainer.devices=2", COUNTED, directory=run)
+        assert closest <= apart(run, tmp_path / "single") <= farthest, preset
+        # DDP's own all-reduce is not called from Python.
+        assert [seen["all_reduce"] for seen in traffic(run)] == [12 * numbers] * 2
+
+
+@pytest.mark.processes
+def test_power_sgd_sends_thin_factors_and_is_resumed_as_it_was(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """What each rank left out, and the factors, come back; torch lays buckets out anew."""
+    launch(*RUN, *LOW_RANK, "trainer.devices=2", COUNTED, directory=tmp_path / "whole")
+    exact = 4 * (32 + 32 + 32 + 1)  # biases, and the last matrix, which is one row
+    thin = 4 * 2 * ((10 + 32) + (32 + 32))
+    compressed = thin + exact if (10 + 32) * 2 * 2 < 320 else -1
+    assert [seen["all_reduce"] for seen in traffic(tmp_path / "whole")] == [
+        3 * GRADIENTS + 9 * compressed
+    ] * 2
+    with pytest.raises(SystemExit):
+        launch(*RUN, *LOW_RANK, "trainer.devices=2", BREAK, directory=tmp_path / "cut")
+    launch(f"resume={tmp_path / 'cut'}", "trainer.devices=2", directory=tmp_path / "cut")
+    assert apart(tmp_path / "cut", tmp_path / "whole") < 1e-6

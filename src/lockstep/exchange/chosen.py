@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.errors import UsageError
 from lockstep.exchange.hooked_ddp import HookedDDPStrategy
 from lockstep.exchange.parameter_server import ParameterServerStrategy
+from lockstep.exchange.power_sgd_ddp import PowerSGDStrategy
 from lockstep.strategies.exact_ddp import ExactDDPStrategy
 
 CLASSES: dict[str, type[ExactDDPStrategy]] = {
@@ -28,7 +29,8 @@ def strategy_class(name: str, options: Mapping[str, Any]) -> type[ExactDDPStrate
 
     Raises `UsageError` for an option that it does not have.
     """
-    chosen = CLASSES.get(name, HookedDDPStrategy)
+    low_rank = options.get("hook") == "power_sgd"
+    chosen = CLASSES.get(name, PowerSGDStrategy if low_rank else HookedDDPStrategy)
     told = _parameters(DistributedDataParallel) | _parameters(chosen)
     known = told | _parameters(DDPStrategy)
     for key in options:

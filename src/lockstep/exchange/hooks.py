@@ -26,10 +26,11 @@ https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html"""
 def hook_of(name: str | None, options: dict[str, Any]) -> tuple[Any, Hook] | None:
     """State and hook; None: DDP's own all-reduce. Raises `UsageError` for what there is not."""
     if name is not None and name not in HOOKS:
-        near = get_close_matches(str(name), HOOKS, n=1, cutoff=0.5)
+        known = [*HOOKS, "power_sgd"]
+        near = get_close_matches(str(name), known, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise UsageError(
-            f"strategy.options.hook must be one of {', '.join(HOOKS)} or null; got {name!r}.{hint}"
+            f"strategy.options.hook must be one of {', '.join(known)} or null; got {name!r}.{hint}"
         )
     if options:
         raise UsageError(
