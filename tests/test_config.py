@@ -39,7 +39,8 @@ def test_defaults_are_those_of_the_trainer_where_not_said_otherwise() -> None:
 
 
 def test_every_strategy_is_known_to_lightning() -> None:
-    import lockstep.strategies.data_parallel  # noqa: F401  # registers dp
+    import lockstep.exchange.chosen
+    import lockstep.strategies.data_parallel  # noqa: F401  # both register names
 
     assert set(STRATEGIES) - {"auto"} <= set(StrategyRegistry.available_strategies())
 

@@ -20,11 +20,11 @@ from lockstep.checkpoints import AtomicCheckpoints, keep_names_plain
 from lockstep.config import Config, Target, TrainerConfig
 from lockstep.data import DataModule, Splits
 from lockstep.errors import UsageError, as_not_located
+from lockstep.exchange.chosen import strategy_class
 from lockstep.placement import Placement
 from lockstep.record import Run
 from lockstep.refusals import refusals_named
 from lockstep.strategies.data_parallel import DataParallelStrategy
-from lockstep.strategies.exact_ddp import ExactDDPStrategy
 from lockstep.strategies.spawned import SpawnedEnvironment, start_method
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,8 @@ def build_strategy(config: Config, placement: Placement) -> Strategy | str:
         options["find_unused_parameters"] = True
     if name.startswith("ddp_spawn"):
         options |= {"start_method": start_method(), "cluster_environment": SpawnedEnvironment()}
-    return ExactDDPStrategy(timeout=timedelta(seconds=config.strategy.timeout_s), **options)
+    timeout = timedelta(seconds=config.strategy.timeout_s)
+    return strategy_class(name, config.strategy.options)(timeout=timeout, **options)
 
 
 def _each(targets: dict[str, Any]) -> list[Any]:

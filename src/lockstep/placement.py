@@ -23,6 +23,7 @@ STRATEGIES: dict[str, Literal["one", "ranks", "spawn"]] = {
     "dp": "one",
     "ddp": "ranks",
     "ddp_find_unused_parameters_true": "ranks",
+    "ddp_ps": "ranks",
     "ddp_spawn": "spawn",
     "ddp_spawn_find_unused_parameters_true": "spawn",
 }

@@ -1,0 +1,58 @@
+"""Strategy name and options -> the class; what a person may not ask for is refused here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.errors import UsageError
+from lockstep.exchange.hooked_ddp import HookedDDPStrategy
+from lockstep.exchange.parameter_server import ParameterServerStrategy
+from lockstep.exchange.power_sgd_ddp import PowerSGDStrategy
+from lockstep.strategies.exact_ddp import ExactDDPStrategy
+
+CLASSES: dict[str, type[ExactDDPStrategy]] = {
+    "ddp_ps": ParameterServerStrategy,
+}
+"""The names of this folder; each of the ddp names is a `HookedDDPStrategy`."""
+FIXED = {"self", "module", "device_ids", "output_device", "process_group", "kwargs", "timeout"}
+"""What is decided elsewhere."""
+
+
+def strategy_class(name: str, options: Mapping[str, Any]) -> type[ExactDDPStrategy]:
+    """The class for a strategy that trains in several processes.
+
+    Raises `UsageError` for an option that it does not have.
+    """
+    low_rank = options.get("hook") == "power_sgd"
+    chosen = CLASSES.get(name, PowerSGDStrategy if low_rank else HookedDDPStrategy)
+    told = _parameters(DistributedDataParallel) | _parameters(chosen)
+    known = told | _parameters(DDPStrategy)
+    for key in options:
+        if key in known:
+            continue
+        if key in ("hook", "hook_options"):
+            raise UsageError(
+                f"strategy.options.{key} works with trainer.strategy=ddp; {name} has its own way "
+                f"of exchanging. Remove it, or use strategy=ddp."
+            )
+        near = get_close_matches(key, known, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise UsageError(
+            f"strategy.options.{key} is no option of trainer.strategy={name}.{hint} "
+            f"There are: {', '.join(sorted(told))}."
+        )
+    return chosen
+
+
+def _parameters(cls: type) -> set[str]:
+    return set(inspect.signature(cls.__init__).parameters) - FIXED  # type: ignore[misc]
+
+
+for _name, _class in CLASSES.items():
+    StrategyRegistry.register(_name, _class, (_class.__doc__ or "").partition("\n")[0])

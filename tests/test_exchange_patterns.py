@@ -1,0 +1,108 @@
+"""Other ways of exchanging give what they say, and move the bytes that they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Launch
+from counting import traffic
+
+RUN = [
+    "data=indexed",
+    "data.datasets.train=67",  # 6 batches of 12; the last one has 7 samples
+    "data.global_batch_size=12",
+    "model=mlp",
+    "model.network.features=10",
+    "model.network.width=32",
+    "optimizer=sgd",
+    "optimizer.lr=1e-4",
+    "callbacks=recording",
+    "trainer.max_epochs=2",
+]
+COUNTED = (
+    "+callbacks.traffic={_target_: counting.Traffic, directory: '${hydra:runtime.output_dir}'}"
+)
+GRADIENTS = 4 * ((10 + 1) * 32 + (32 + 1) * 32 + 32 + 1)
+"""Bytes of all gradients of `RUN`'s network."""
+
+
+def weights(directory: Path, name: str = "last") -> torch.Tensor:
+    state = torch.load(directory / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
+    return torch.cat([value.double().flatten() for key, value in state.items() if "network" in key])
+
+
+def apart(one: Path, other: Path) -> float:
+    """The largest difference of two runs' last weights, relative to the largest weight."""
+    first, second = weights(one), weights(other)
+    return float((first - second).abs().max() / second.abs().max())
+
+
+@pytest.mark.processes
+def test_a_parameter_server_gives_the_weights_of_ddp(launch: Launch, tmp_path: Path) -> None:
+    """Rank 0 receives (W - 1) times the gradients in each step, the others once."""
+    launch(*RUN, directory=tmp_path / "single")
+    for ranks in (2, 3, 4):
+        where = [f"trainer.devices={ranks}", COUNTED]
+        launch(*RUN, "strategy=ddp_ps", *where, directory=tmp_path / f"ps{ranks}")
+        launch(*RUN, "strategy=ddp", *where[:1], directory=tmp_path / f"ddp{ranks}")
+        assert apart(tmp_path / f"ps{ranks}", tmp_path / f"ddp{ranks}") < 1e-6, ranks
+        assert apart(tmp_path / f"ps{ranks}", tmp_path / "single") < 1e-6, ranks
+        server, *workers = traffic(tmp_path / f"ps{ranks}")
+        each = 12 * GRADIENTS
+        assert server == {
+            "isend": (ranks - 1) * each,
+            "irecv": (ranks - 1) * each,
+            "all_reduce": 0,
+            "steps": 12,
+        }
+        assert workers == [{"isend": each, "irecv": each, "all_reduce": 0, "steps": 12}] * (
+            ranks - 1
+        )
+
+
+LOW_RANK = [
+    "strategy=ddp_power_sgd",
+    "strategy.options.hook_options={matrix_approximation_rank: 2, start_powerSGD_iter: 3}",
+]
+BREAK = (
+    "+callbacks.break={_target_: faults.BreakOnce, directory: '${hydra:runtime.output_dir}', "
+    "how: SIGTERM, epoch: 1, batch: 2, rank: 1}"
+)
+
+
+@pytest.mark.processes
+def test_hooks_change_results_by_no_more_than_their_rounding(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """A last batch of 7 on 2 ranks weighs 4 and 3: equal weights would be 8e-4 off."""
+    launch(*RUN, directory=tmp_path / "single")
+    for preset, numbers, closest, farthest in (
+        ("ddp_static_graph", 0, 0.0, 1e-6),
+        ("ddp_fp16", GRADIENTS // 2, 1e-7, 3e-4),
+        ("ddp_bf16", GRADIENTS // 2, 1e-7, 2e-3),
+    ):
+        run = tmp_path / preset
+        launch(*RUN, f"strategy={preset}", "trainer.devices=2", COUNTED, directory=run)
+        assert closest <= apart(run, tmp_path / "single") <= farthest, preset
+        # DDP's own all-reduce is not called from Python.
+        assert [seen["all_reduce"] for seen in traffic(run)] == [12 * numbers] * 2
+
+
+@pytest.mark.processes
+def test_power_sgd_sends_thin_factors_and_is_resumed_as_it_was(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """What each rank left out, and the factors, come back; torch lays buckets out anew."""
+    launch(*RUN, *LOW_RANK, "trainer.devices=2", COUNTED, directory=tmp_path / "whole")
+    exact = 4 * (32 + 32 + 32 + 1)  # biases, and the last matrix, which is one row
+    thin = 4 * 2 * ((10 + 32) + (32 + 32))
+    compressed = thin + exact if (10 + 32) * 2 * 2 < 320 else -1
+    assert [seen["all_reduce"] for seen in traffic(tmp_path / "whole")] == [
+        3 * GRADIENTS + 9 * compressed
+    ] * 2
+    with pytest.raises(SystemExit):
+        launch(*RUN, *LOW_RANK, "trainer.devices=2", BREAK, directory=tmp_path / "cut")
+    launch(f"resume={tmp_path / 'cut'}", "trainer.devices=2", directory=tmp_path / "cut")
+    assert apart(tmp_path / "cut", tmp_path / "whole") < 1e-6
