@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from typing_extensions import override
 from lockstep.config import DataConfig
 from lockstep.data.loader import ResumableLoader, ShardLoader, training_position
 from lockstep.data.sharding import EvalShards, TrainShards
-from lockstep.data.tensors import Tensors
+from lockstep.data.stream import Stream
+from lockstep.data.tensors import Batched
 from lockstep.errors import UsageError
 from lockstep.sizes import BatchSizes
 
@@ -37,15 +38,15 @@ class Splits:
 
 
 def as_fetched(batch: Any) -> Any:
-    """Collate nothing: `Tensors.__getitems__` has made the batch."""
+    """Collate nothing: `__getitems__` has made the batch."""
     return batch
 
 
 class DataModule(LightningDataModule):
     """Loaders whose global batches are the same for every strategy and device count.
 
-    Raises `UsageError` for an empty data set, and for an iterable one, which cannot be sharded by
-    index.
+    An iterable data set with a length is sharded as a `Stream`. Raises `UsageError` for an empty
+    data set, and for one without a length, which cannot be sharded exactly.
     """
 
     def __init__(self, splits: Splits, config: DataConfig, sizes: BatchSizes, seed: int) -> None:
@@ -53,6 +54,8 @@ class DataModule(LightningDataModule):
         self.splits, self.config, self.sizes, self.seed = splits, config, sizes, seed
         for name in ("train", "val", "test", "predict"):
             self._check(name, getattr(splits, name))
+            if isinstance(stream := getattr(splits, name), IterableDataset):
+                self.splits = replace(self.splits, **{name: Stream(stream, name)})
         if splits.val is None:
             # Lightning looks for the loader's method only, before it calls it.
             warnings.filterwarnings("ignore", ".*a `val_dataloader` but have no `validation_step`")
@@ -72,7 +75,8 @@ class DataModule(LightningDataModule):
             rank=self._rank,
             world_size=self._world_size,
             seed=self.seed,
-            shuffle=self.config.shuffle,
+            # A stream comes in its own order.
+            shuffle=self.config.shuffle and not isinstance(self.splits.train, Stream),
             drop_last=self.config.drop_last,
         )
         per_process = -(-sampler.global_batch_size // self._world_size)
@@ -128,8 +132,8 @@ class DataModule(LightningDataModule):
         batch_size: int,
     ) -> DataLoader[Any]:
         workers = self.config.num_workers
-        if isinstance(dataset, Tensors):
-            # In memory, loader processes would only slow it down.
+        if isinstance(dataset, Batched):
+            # Read many samples at a time, loader processes would only slow most of them down.
             warnings.filterwarnings("ignore", ".*does not have many workers")
         return kind(
             dataset,
@@ -137,7 +141,7 @@ class DataModule(LightningDataModule):
             sampler=sampler,
             num_workers=workers,
             persistent_workers=workers > 0,
-            collate_fn=as_fetched if isinstance(dataset, Tensors) else None,
+            collate_fn=as_fetched if isinstance(dataset, Batched | Stream) else None,
             pin_memory=torch.cuda.is_available(),
             # The process's own generator is for dropout: its draws must not depend on loaders.
             generator=torch.Generator().manual_seed(self.seed),
@@ -147,10 +151,10 @@ class DataModule(LightningDataModule):
     def _check(name: str, dataset: Dataset[Any] | None) -> None:
         if dataset is None:
             return
-        if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+        if not isinstance(dataset, Sized):
             raise UsageError(
-                f"The {name} data set must have a length and be read by index, so that ranks can "
-                f"share it; got {type(dataset).__name__}. Return a map-style data set, or a "
+                f"The {name} data set must have a length, so that ranks can share it exactly; got "
+                f"{type(dataset).__name__}, without __len__. Give it one, or return a "
                 "LightningDataModule of your own that shards its stream by rank."
             )
         if len(dataset) == 0:

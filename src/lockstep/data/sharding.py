@@ -9,6 +9,7 @@ with one sample of weight zero, so that all ranks make the same number of steps.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from itertools import chain
 
 import torch
 from torch.utils.data import Dataset, DistributedSampler
@@ -27,6 +28,11 @@ def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> torch.Ten
 def share_of(batch: int, rank: int, world_size: int) -> int:
     """How many of a global batch of ``batch`` samples rank ``rank`` gets: every W-th."""
     return max(0, -(-(batch - rank) // world_size))
+
+
+def one_by_one(indices: torch.Tensor) -> Iterator[int]:
+    """Plain numbers, a stretch at a time: a list of all takes five times the tensor's memory."""
+    return chain.from_iterable(stretch.tolist() for stretch in indices.split(2**16))
 
 
 class TrainShards(DistributedSampler[int]):
@@ -84,7 +90,7 @@ class TrainShards(DistributedSampler[int]):
         return torch.cat([mine, order[-1:]]) if self._needs_filler() else mine
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.indices().tolist())
+        return one_by_one(self.indices())
 
     def __len__(self) -> int:
         used = min(self.samples, self.steps * self.global_batch_size)
@@ -114,7 +120,7 @@ class EvalShards(DistributedSampler[int]):
         return mine.new_zeros(1) if self.only_filler else mine
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.indices().tolist())
+        return one_by_one(self.indices())
 
     def __len__(self) -> int:
         return max(1, share_of(self.samples, self.rank, self.num_replicas))

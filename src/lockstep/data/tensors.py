@@ -1,4 +1,4 @@
-"""A data set in memory, read many batches at a time."""
+"""Data sets that are read a batch at a time, and the one in memory, many batches at a time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch.utils.data import Dataset
+from typing_extensions import override
 
 from lockstep.errors import UsageError
 
@@ -13,7 +14,21 @@ CHUNK_BYTES = 2**24
 """Gathered at once: enough that a small batch costs nothing, little beside any data set."""
 
 
-class Tensors(Dataset[tuple[torch.Tensor, ...]]):
+class Batched(Dataset[tuple[torch.Tensor, ...]]):
+    """A data set that reads a whole batch at once: it is given on as it is, not collated."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return tuple(column[0] for column in self.__getitems__([index]))
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """Columns ``(len(indices), ...)`` of these samples, in this order."""
+        raise NotImplementedError
+
+
+class Tensors(Batched):
     """Tensors of equal length on dimension 0; a batch is one indexing, not one call a sample."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
@@ -22,12 +37,11 @@ class Tensors(Dataset[tuple[torch.Tensor, ...]]):
             raise UsageError(f"All tensors must have one length; got {sorted(lengths)}.")
         self.tensors = tensors
 
+    @override
     def __len__(self) -> int:
         return len(self.tensors[0])
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
-        return tuple(column[0] for column in self.__getitems__([index]))
-
+    @override
     def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, ...]:
         """What a batch holds of these samples; a subclass with other samples overrides this."""
         rows = torch.as_tensor(indices)
