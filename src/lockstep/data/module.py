@@ -55,7 +55,8 @@ class DataModule(LightningDataModule):
         for name in ("train", "val", "test", "predict"):
             self._check(name, getattr(splits, name))
             if isinstance(stream := getattr(splits, name), IterableDataset):
-                self.splits = replace(self.splits, **{name: Stream(stream, name)})
+                as_indexed: Any = {name: Stream(stream, name)}
+                self.splits = replace(self.splits, **as_indexed)
         if splits.val is None:
             # Lightning looks for the loader's method only, before it calls it.
             warnings.filterwarnings("ignore", ".*a `val_dataloader` but have no `validation_step`")

@@ -32,7 +32,7 @@ def share_of(batch: int, rank: int, world_size: int) -> int:
 
 def one_by_one(indices: torch.Tensor) -> Iterator[int]:
     """Plain numbers, a stretch at a time: a list of all takes five times the tensor's memory."""
-    return chain.from_iterable(stretch.tolist() for stretch in indices.split(2**16))
+    return chain.from_iterable(stretch.tolist() for stretch in torch.split(indices, 2**16))
 
 
 class TrainShards(DistributedSampler[int]):

@@ -23,7 +23,7 @@ class Stream(Dataset[Any]):
     global batches, weights and resuming are those of any data set. That needs a source with a
     length, which yields the same samples in the same order to every process that iterates it. What
     it draws from the generators of Python, NumPy and torch is the same everywhere, by (seed,
-    epoch); its ``start_epoch(seed, epoch)`` or ``set_epoch(epoch)`` is called before it is iterated.
+    epoch); its ``start_epoch(seed, epoch)`` or ``set_epoch(epoch)`` is called before each reading.
 
     Raises `UsageError` when the source yields fewer or more samples than its length, which is what
     a source does that shares itself out.
@@ -32,7 +32,9 @@ class Stream(Dataset[Any]):
     def __init__(self, source: IterableDataset[Any], name: str) -> None:
         self.source, self.name = source, name
         self._seed, self._epoch, self._owner = 0, torch.zeros(1, dtype=torch.int64), -1
-        self._restart()
+        self._next = 0
+        self._iterator: Iterator[Any] | None = None
+        self._draws: tuple[Any, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.source)  # type: ignore[arg-type]  # DataModule asks only who has one
@@ -80,15 +82,13 @@ class Stream(Dataset[Any]):
     def _of_wrong_length(self, what: str) -> UsageError:
         return UsageError(
             f"The {self.name} stream must yield as many samples as its __len__ says, in every "
-            f"process; {type(self.source).__name__} says {len(self)}, and {what}. A stream must not "
-            "share itself out by rank or loader process: that is done here. Leave that out, or "
+            f"process; {type(self.source).__name__} says {len(self)}, and {what}. A stream must "
+            "not share itself out by rank or loader process: that is done here. Leave that out, or "
             "return a LightningDataModule of your own."
         )
 
     def _restart(self) -> None:
-        self._next = 0
-        self._iterator: Iterator[Any] | None = None
-        self._draws: Any = None
+        self._next, self._iterator, self._draws = 0, None, None
 
     @contextmanager
     def _own_draws(self) -> Iterator[None]:

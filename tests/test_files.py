@@ -1,0 +1,198 @@
+"""Data in files that are larger than memory: the same samples, order and weights as in memory."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from conftest import Launch, quick_and_slow
+from recording import global_batches, indexed, rows
+from test_resume import RUN, WHERE, assert_same_run, break_at, weights
+
+from lockstep.data.tensors import Tensors
+from lockstep.errors import RunFailed, UsageError
+from lockstep.workloads.files.arrays import Arrays, npy
+
+NAMES = ("train", "val", "test")
+
+
+def columns(samples: int) -> list[dict[str, Any]]:
+    """The columns of `recording.indexed` for each split, as float64."""
+    splits = indexed(samples, 33, 33)
+    parts = []
+    for part in (splits.train, splits.val, splits.test):
+        assert isinstance(part, Tensors)
+        inputs, target = (tensor.double().numpy() for tensor in part.tensors)
+        parts.append({"x": inputs, "y": target})
+    return parts
+
+
+def as_npy(directory: Path, samples: int = 67) -> list[str]:
+    """Write the splits; returns the overrides that read them."""
+    words = ["data=npy", "data.global_batch_size=12"]
+    for name, part in zip(NAMES, columns(samples), strict=True):
+        paths = [directory / f"{name}_{column}.npy" for column in part]
+        for path, values in zip(paths, part.values(), strict=True):
+            numpy.save(path, values)
+        words.append(f"data.datasets.{name}=[{','.join(map(str, paths))}]")
+    return words
+
+
+FORMATS = {"npy": as_npy}
+CASES = [
+    (kind, where, workers)
+    for kind in FORMATS
+    for where, workers in (("auto", 0), ("ddp-2", 2), ("ddp-3", 0), ("spawn-2", 1), ("dp-2", 0))
+]
+QUICK = [(kind, *case) for kind in FORMATS for case in (("ddp-2", 2),)]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("kind", "where", "workers"), quick_and_slow(CASES, QUICK))
+def test_a_run_from_files_is_the_run_from_memory(
+    launch: Launch, tmp_path: Path, kind: str, where: str, workers: int
+) -> None:
+    memory = Path(launch(*RUN)["directory"])
+    files = FORMATS[kind](tmp_path)
+    result = launch(*RUN[2:], *files, *WHERE[where], f"data.num_workers={workers}")
+    directory = Path(result["directory"])
+    assert_same_run(directory, memory)
+    assert result["samples_seen"] == {"train": 67, "val": 33, "test": 33}
+    for epoch in range(3):
+        seen = [
+            index
+            for row in rows(directory)
+            if row["stage"] == "train" and row["epoch"] == epoch
+            for index in row["indices"]
+        ]
+        if where != "ddp-3":  # 67 samples leave a rank of three with a share of each batch
+            assert len(seen) == 67
+        assert sorted(set(seen)) == list(range(67))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_run_from_files_goes_on_in_an_epoch_on_another_device_count(
+    launch: Launch, tmp_path: Path, kind: str
+) -> None:
+    files = [*RUN[2:], *FORMATS[kind](tmp_path)]
+    whole = Path(launch(*files)["directory"])
+    broken = tmp_path / "broken"
+    with pytest.raises(RunFailed):
+        launch(*files, *WHERE["ddp-2"], "data.num_workers=1", break_at(1, 2), directory=broken)
+    launch(*files, *WHERE["auto"], break_at(1, 2), f"resume={broken}", directory=broken)
+    expected, actual = weights(whole), weights(broken)
+    for name, weight in expected.items():
+        torch.testing.assert_close(actual[name], weight, rtol=1e-6, atol=1e-6 * weight.abs().max())
+    done = {place: sorted(set(seen)) for place, seen in global_batches(broken).items()}
+    assert done == global_batches(whole)
+
+
+def test_a_batch_is_the_rows_in_the_order_asked_for_with_types_for_torch(tmp_path: Path) -> None:
+    written = {
+        "float64": numpy.arange(20.0).reshape(10, 2),
+        "int32": numpy.arange(10, dtype="int32"),
+        "uint8": numpy.arange(40, dtype="uint8").reshape(10, 1, 2, 2),
+        "bool": numpy.arange(10) % 3 == 0,
+    }
+    for name, values in written.items():
+        numpy.save(tmp_path / f"{name}.npy", values)
+    data = Arrays([str(tmp_path / f"{name}.npy") for name in written])
+    asked = [7, 2, 2, 9, 0]
+    batch = data.__getitems__(asked)
+    types = [torch.float32, torch.int64, torch.uint8, torch.bool]
+    assert [column.dtype for column in batch] == types
+    for column, values in zip(batch, written.values(), strict=True):
+        assert (column.numpy() == values[asked]).all()
+    assert len(data) == 10
+    assert torch.equal(data[3][0], torch.tensor([6.0, 7.0]))
+
+
+def test_other_processes_get_paths_and_not_rows(tmp_path: Path) -> None:
+    numpy.save(tmp_path / "x.npy", numpy.zeros((1000, 100)))
+    data = Arrays([str(tmp_path / "x.npy")])
+    data.__getitems__([1, 2])
+    sent = pickle.dumps(data)
+    assert len(sent) < 1000
+    assert torch.equal(pickle.loads(sent)[5][0], data[5][0])
+
+
+def faulty(directory: Path, fault: str) -> tuple[list[str], str]:
+    """Paths with one fault, and what the error must say."""
+    x, y = directory / "x.npy", directory / "y.npy"
+    values = numpy.zeros((10, 3))
+    numpy.save(x, values)
+    numpy.save(y, values)
+    if fault == "missing":
+        y.unlink()
+        return [str(x), str(y)], r"y\.npy must be a \.npy file; there is none"
+    if fault == "torn":
+        y.write_bytes(y.read_bytes()[:-8])
+        return [str(x), str(y)], r"y\.npy must be a whole \.npy file"
+    if fault == "torn header":
+        y.write_bytes(y.read_bytes()[:20])
+        return [str(x), str(y)], r"y\.npy must be a whole \.npy file"
+    if fault == "not npy":
+        y.write_text("1,2,3\n")
+        return [str(x), str(y)], r"y\.npy must be a whole \.npy file"
+    if fault == "unequal":
+        numpy.save(y, values[:-1])
+        return [str(x), str(y)], r"one length; got .*x\.npy: 10, .*y\.npy: 9"
+    if fault == "text":
+        numpy.save(y, numpy.array(["a"] * 10))
+        return [str(x), str(y)], r"y\.npy must hold floats.*got dtype <U1"
+    if fault == "objects":
+        numpy.save(y, numpy.array([None] * 10), allow_pickle=True)
+        return [str(x), str(y)], r"y\.npy must be a whole \.npy file of numbers"
+    if fault == "byte order":
+        numpy.save(y, values.astype(">f4"))
+        return [str(x), str(y)], r"got dtype >f4"
+    assert fault == "one number"
+    numpy.save(y, numpy.float64(3))
+    return [str(x), str(y)], r"y\.npy must hold one array whose first axis"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "missing",
+        "torn",
+        "torn header",
+        "not npy",
+        "unequal",
+        "text",
+        "objects",
+        "byte order",
+        "one number",
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_its_fault(tmp_path: Path, fault: str) -> None:
+    paths, message = faulty(tmp_path, fault)
+    with pytest.raises(UsageError, match=message):
+        npy(paths)
+
+
+def test_nan_is_refused_with_its_row_in_its_batch_or_before_training(tmp_path: Path) -> None:
+    values = numpy.zeros((100, 3))
+    values[42, 1] = numpy.nan
+    path = str(tmp_path / "x.npy")
+    numpy.save(path, values)
+    data = Arrays([path])
+    assert len(data.__getitems__([41, 43])[0]) == 2
+    with pytest.raises(UsageError, match=r"x\.npy must be finite; row 42 holds NaN"):
+        data.__getitems__([7, 42, 3])
+    with pytest.raises(UsageError, match=r"x\.npy must be finite; row 42 holds NaN"):
+        Arrays([path], nan="scan")
+    assert Arrays([path], nan="allow").__getitems__([42])[0].isnan().sum() == 1
+    with pytest.raises(UsageError, match="nan must be one of allow, refuse, scan; got 'no'"):
+        Arrays([path], nan="no")
+
+
+@pytest.mark.processes
+def test_without_files_a_run_says_what_to_give(launch: Launch) -> None:
+    with pytest.raises(UsageError, match=r"data.datasets.train must name the .npy files"):
+        launch("data=npy")
