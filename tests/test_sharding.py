@@ -122,3 +122,11 @@ def test_a_batch_that_does_not_divide_is_refused_with_two_that_do(
 
 def test_an_evaluation_batch_need_not_divide() -> None:
     assert batch_sizes(DataConfig(global_batch_size=8, eval_batch_size=7), 2).eval_per_process == 4
+
+
+@pytest.mark.parametrize("index", [3, slice(None), slice(4, 1, -1), slice(2, 2), slice(-2, None)])
+def test_samples_are_indexed_as_a_list_is(index: int | slice) -> None:
+    columns = torch.arange(12.0).reshape(6, 2), torch.arange(6)
+    rows = list(range(6))[index]
+    found = Tensors(*columns)[index]
+    assert all(torch.equal(column[rows], mine) for column, mine in zip(columns, found, strict=True))

@@ -20,7 +20,10 @@ class Batched(Dataset[tuple[torch.Tensor, ...]]):
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+    def __getitem__(self, index: int | slice) -> tuple[torch.Tensor, ...]:
+        """One sample, or the columns of a slice of them, as of a `TensorDataset`."""
+        if isinstance(index, slice):
+            return self.__getitems__(range(*index.indices(len(self))))
         return tuple(column[0] for column in self.__getitems__([index]))
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, ...]:
@@ -44,7 +47,7 @@ class Tensors(Batched):
     @override
     def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, ...]:
         """What a batch holds of these samples; a subclass with other samples overrides this."""
-        rows = torch.as_tensor(indices)
+        rows = torch.as_tensor(indices, dtype=torch.int64)
         return tuple(tensor[rows] for tensor in self.tensors)
 
     def batches(

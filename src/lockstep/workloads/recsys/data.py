@@ -60,7 +60,7 @@ class Interactions(Tensors):
 
     @override
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
-        rows = torch.as_tensor(indices)
+        rows = torch.as_tensor(indices, dtype=torch.int64)
         users, items = (column[rows] for column in self.tensors)
         return users, rows, self.seen_by(users), items
 

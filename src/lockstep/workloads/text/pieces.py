@@ -30,7 +30,7 @@ class Pieces(Tensors):
 
     @override
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
-        rows = torch.as_tensor(indices)
+        rows = torch.as_tensor(indices, dtype=torch.int64)
         places, held = self._places(rows)
         return self.tokens[places].long().masked_fill(~held, PADDING), self.labels[rows]
 
