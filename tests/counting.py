@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -47,7 +48,9 @@ class Traffic(Callback):
         while self._patches:
             self._patches.pop().stop()
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        weights = [item.detach() for item in pl_module.parameters()]
+        torch.save(weights, self.directory / f"weights{trainer.global_rank}.pt")
         seen = {name: self.bytes[name] for name in PAYLOAD} | {"steps": self.steps}
         (self.directory / f"traffic{trainer.global_rank}.json").write_text(json.dumps(seen))
 
@@ -55,3 +58,9 @@ class Traffic(Callback):
 def traffic(directory: Path) -> list[dict[str, int]]:
     """What each rank wrote, in rank order."""
     return [json.loads(path.read_text()) for path in sorted(directory.glob("traffic*.json"))]
+
+
+def ranks_agree(directory: Path) -> bool:
+    """All ranks ended with the same weights, bit for bit."""
+    first, *others = (torch.load(path) for path in directory.glob("weights*.pt"))
+    return all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
