@@ -44,16 +44,26 @@ def shares(ranks: int) -> Iterator[tuple[bool, list[tuple[Tensor, Tensor, float]
             )
 
 
+def validation_loss(weights: Tensor, state: dict[str, Tensor]) -> float:
+    network, data = start(state), indexed(SAMPLES, 33, 33).val
+    assert isinstance(data, Tensors)
+    nn.utils.vector_to_parameters(weights, network.parameters())
+    inputs, target = data.tensors
+    return nn.functional.mse_loss(network(inputs), target).item()
+
+
 def gradient(network: nn.Module, share: tuple[Tensor, Tensor, float]) -> Tensor:
     inputs, target, weight = share
     loss = nn.functional.mse_loss(network(inputs), target) * weight
     return _flat(torch.autograd.grad(loss, list(network.parameters())))
 
 
-def local_sgd(state: dict[str, Tensor], ranks: int, period: int) -> Tensor:
-    """Flat weights after `EPOCHS`."""
+def local_sgd(
+    state: dict[str, Tensor], ranks: int, period: int, steps: int = STEPS * EPOCHS
+) -> Tensor:
+    """The mean of the ranks' weights after ``steps``, flat."""
     networks = [copy.deepcopy(start(state)) for _ in range(ranks)]
-    for step, (ends, batch) in enumerate(shares(ranks), 1):
+    for step, (ends, batch) in zip(range(1, steps + 1), shares(ranks), strict=False):
         moved = [
             _flat(list(network.parameters())) - RATE * gradient(network, share)
             for network, share in zip(networks, batch, strict=True)
@@ -62,7 +72,7 @@ def local_sgd(state: dict[str, Tensor], ranks: int, period: int) -> Tensor:
             moved = [torch.stack(moved).mean(0)] * ranks
         for network, flat in zip(networks, moved, strict=True):
             nn.utils.vector_to_parameters(flat.clone(), network.parameters())
-    return _flat(list(networks[0].parameters()))
+    return torch.stack([_flat(list(network.parameters())) for network in networks]).mean(0)
 
 
 def ddp_async(state: dict[str, Tensor], ranks: int) -> Tensor:

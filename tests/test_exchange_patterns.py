@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,14 @@ def apart(one: Path, other: Path) -> float:
     """The largest difference of two runs' last weights, relative to the largest weight."""
     first, second = weights(one), weights(other)
     return float((first - second).abs().max() / second.abs().max())
+
+
+def validation_losses(directory: Path) -> dict[int, float]:
+    """By the number of steps before."""
+    with (directory / "metrics.csv").open(newline="") as file:
+        table = [row for row in csv.DictReader(file) if row["val/loss"]]
+    assert len(table) == 6
+    return {int(row["step"]) + 1: float(row["val/loss"]) for row in table}
 
 
 @pytest.mark.processes
@@ -145,6 +154,9 @@ def test_local_sgd_and_ddp_async_compute_what_plain_torch_computes(
         assert ranks_agree(tmp_path / name), name
         if moved is not None:
             assert {seen["all_reduce"] for seen in traffic(tmp_path / name)} == {moved}, name
+    for step, loss in validation_losses(tmp_path / "seen").items():
+        average = simulated.local_sgd(start, ranks, period=5, steps=step)
+        assert loss == pytest.approx(simulated.validation_loss(average, start), rel=1e-5), step
 
 
 @pytest.mark.processes
@@ -161,7 +173,7 @@ def test_a_single_process_is_plain_sgd_and_a_period_of_one_is_ddp(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("overrides", [["local_sgd", "strategy.options.period=5"], ["ddp_async"]])
+@pytest.mark.parametrize("overrides", [["local_sgd", "strategy.options.period=4"], ["ddp_async"]])
 def test_a_run_stopped_between_two_exchanges_goes_on_as_it_was(
     launch: Launch, tmp_path: Path, overrides: list[str]
 ) -> None:
@@ -171,6 +183,13 @@ def test_a_run_stopped_between_two_exchanges_goes_on_as_it_was(
     launch(*run, *where, directory=tmp_path / "whole")
     with pytest.raises(SystemExit):
         launch(*run, *where, BREAK, directory=tmp_path / "cut")
+    saved = torch.load(tmp_path / "cut" / "checkpoints" / "interrupted.ckpt", weights_only=True)
+    own = saved["exchange"]["state"].get("own") or []
+    for name in own[0] if own else []:
+        first, second = own[0][name], own[1][name]
+        assert not torch.equal(first, second), "steps after the last average"
+        torch.testing.assert_close(saved["state_dict"][name], (first + second) / 2)
+    assert bool(own) == (overrides[0] == "local_sgd")
     launch(f"resume={tmp_path / 'cut'}", "trainer.devices=2", COUNTED, directory=tmp_path / "cut")
     assert apart(tmp_path / "cut", tmp_path / "whole") < 1e-6
     assert ranks_agree(tmp_path / "cut")
