@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
+import simulated
 import torch
 from conftest import Launch
-from counting import traffic
+from counting import ranks_agree, traffic
 
 RUN = [
     "data=indexed",
@@ -17,6 +19,7 @@ RUN = [
     "model.network.features=10",
     "model.network.width=32",
     "optimizer=sgd",
+    "scheduler=none",
     "optimizer.lr=1e-4",
     "callbacks=recording",
     "trainer.max_epochs=2",
@@ -39,6 +42,14 @@ def apart(one: Path, other: Path) -> float:
     return float((first - second).abs().max() / second.abs().max())
 
 
+def validation_losses(directory: Path) -> dict[int, float]:
+    """By the number of steps before."""
+    with (directory / "metrics.csv").open(newline="") as file:
+        table = [row for row in csv.DictReader(file) if row["val/loss"]]
+    assert len(table) == 6
+    return {int(row["step"]) + 1: float(row["val/loss"]) for row in table}
+
+
 @pytest.mark.processes
 def test_a_parameter_server_gives_the_weights_of_ddp(launch: Launch, tmp_path: Path) -> None:
     """Rank 0 receives (W - 1) times the gradients in each step, the others once."""
@@ -51,15 +62,9 @@ def test_a_parameter_server_gives_the_weights_of_ddp(launch: Launch, tmp_path: P
         assert apart(tmp_path / f"ps{ranks}", tmp_path / "single") < 1e-6, ranks
         server, *workers = traffic(tmp_path / f"ps{ranks}")
         each = 12 * GRADIENTS
-        assert server == {
-            "isend": (ranks - 1) * each,
-            "irecv": (ranks - 1) * each,
-            "all_reduce": 0,
-            "steps": 12,
-        }
-        assert workers == [{"isend": each, "irecv": each, "all_reduce": 0, "steps": 12}] * (
-            ranks - 1
-        )
+        at_the_server = (ranks - 1) * each
+        assert server == {"send": at_the_server, "receive": at_the_server, "all_reduce": 0}
+        assert workers == [{"send": each, "receive": each, "all_reduce": 0}] * (ranks - 1)
 
 
 LOW_RANK = [
@@ -79,14 +84,13 @@ def test_hooks_change_results_by_no_more_than_their_rounding(
     """A last batch of 7 on 2 ranks weighs 4 and 3: equal weights would be 8e-4 off."""
     launch(*RUN, directory=tmp_path / "single")
     for preset, numbers, closest, farthest in (
-        ("ddp_static_graph", 0, 0.0, 1e-6),
+        ("ddp_static_graph", GRADIENTS, 0.0, 1e-6),
         ("ddp_fp16", GRADIENTS // 2, 1e-7, 3e-4),
         ("ddp_bf16", GRADIENTS // 2, 1e-7, 2e-3),
     ):
         run = tmp_path / preset
         launch(*RUN, f"strategy={preset}", "trainer.devices=2", COUNTED, directory=run)
         assert closest <= apart(run, tmp_path / "single") <= farthest, preset
-        # DDP's own all-reduce is not called from Python.
         assert [seen["all_reduce"] for seen in traffic(run)] == [12 * numbers] * 2
 
 
@@ -106,3 +110,79 @@ def test_power_sgd_sends_thin_factors_and_is_resumed_as_it_was(
         launch(*RUN, *LOW_RANK, "trainer.devices=2", BREAK, directory=tmp_path / "cut")
     launch(f"resume={tmp_path / 'cut'}", "trainer.devices=2", directory=tmp_path / "cut")
     assert apart(tmp_path / "cut", tmp_path / "whole") < 1e-6
+
+
+@pytest.fixture
+def start(launch: Launch, tmp_path: Path) -> dict[str, torch.Tensor]:
+    """The network before the first step."""
+    launch(*RUN, "optimizer.lr=0", directory=tmp_path / "start")
+    path = tmp_path / "start" / "checkpoints" / "last.ckpt"
+    state = torch.load(path, weights_only=True)["state_dict"]
+    return {key.removeprefix("network."): v for key, v in state.items() if "network" in key}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_local_sgd_and_ddp_async_compute_what_plain_torch_computes(
+    launch: Launch, tmp_path: Path, start: dict[str, torch.Tensor], ranks: int
+) -> None:
+    """Uneven last batches included; how often a run is evaluated changes nothing."""
+    cases = {
+        "local": (["strategy=local_sgd", "strategy.options.period=5"], 4 * GRADIENTS),
+        "seen": (["strategy=local_sgd", "strategy.options.period=5"], None),
+        "async": (["strategy=ddp_async"], 12 * GRADIENTS),
+    }
+    expected = {
+        "local": simulated.local_sgd(start, ranks, period=5),
+        "seen": simulated.local_sgd(start, ranks, period=5),
+        "async": simulated.ddp_async(start, ranks),
+    }
+    for name, (overrides, moved) in cases.items():
+        more = ["trainer.val_check_interval=2"] if name == "seen" else []
+        where = [*overrides, *more, f"trainer.devices={ranks}", COUNTED]
+        launch(*RUN, *where, directory=tmp_path / name)
+        oracle = expected[name].double()
+        difference = (weights(tmp_path / name) - oracle).abs().max() / oracle.abs().max()
+        assert difference < 1e-6, name
+        assert ranks_agree(tmp_path / name), name
+        if moved is not None:
+            assert {seen["all_reduce"] for seen in traffic(tmp_path / name)} == {moved}, name
+    for step, loss in validation_losses(tmp_path / "seen").items():
+        average = simulated.local_sgd(start, ranks, period=5, steps=step)
+        assert loss == pytest.approx(simulated.validation_loss(average, start), rel=1e-5), step
+
+
+@pytest.mark.processes
+def test_a_single_process_is_plain_sgd_and_a_period_of_one_is_ddp(
+    launch: Launch, tmp_path: Path
+) -> None:
+    launch(*RUN, directory=tmp_path / "single")
+    for name in ("local_sgd", "ddp_async"):
+        launch(*RUN, f"strategy={name}", "trainer.devices=1", directory=tmp_path / name)
+        assert torch.equal(weights(tmp_path / name), weights(tmp_path / "single")), name
+    each = ["strategy=local_sgd", "strategy.options.period=1", "trainer.devices=2"]
+    launch(*RUN, *each, directory=tmp_path / "each")
+    assert apart(tmp_path / "each", tmp_path / "single") < 1e-6
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("overrides", [["local_sgd", "strategy.options.period=4"], ["ddp_async"]])
+def test_a_run_stopped_between_two_exchanges_goes_on_as_it_was(
+    launch: Launch, tmp_path: Path, overrides: list[str]
+) -> None:
+    """With Adam, whose moments differ between ranks under local_sgd."""
+    run = [*RUN, "optimizer=adam", "optimizer.lr=1e-2", "trainer.devices=2"]
+    where = [f"strategy={overrides[0]}", *overrides[1:]]
+    launch(*run, *where, directory=tmp_path / "whole")
+    with pytest.raises(SystemExit):
+        launch(*run, *where, BREAK, directory=tmp_path / "cut")
+    saved = torch.load(tmp_path / "cut" / "checkpoints" / "interrupted.ckpt", weights_only=True)
+    own = saved["exchange"]["state"].get("own") or []
+    for name in own[0] if own else []:
+        first, second = own[0][name], own[1][name]
+        assert not torch.equal(first, second), "steps after the last average"
+        torch.testing.assert_close(saved["state_dict"][name], (first + second) / 2)
+    assert bool(own) == (overrides[0] == "local_sgd")
+    launch(f"resume={tmp_path / 'cut'}", "trainer.devices=2", COUNTED, directory=tmp_path / "cut")
+    assert apart(tmp_path / "cut", tmp_path / "whole") < 1e-6
+    assert ranks_agree(tmp_path / "cut")

@@ -24,6 +24,8 @@ STRATEGIES: dict[str, Literal["one", "ranks", "spawn"]] = {
     "ddp": "ranks",
     "ddp_find_unused_parameters_true": "ranks",
     "ddp_ps": "ranks",
+    "ddp_async": "ranks",
+    "local_sgd": "ranks",
     "ddp_spawn": "spawn",
     "ddp_spawn_find_unused_parameters_true": "spawn",
 }

@@ -11,12 +11,16 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.errors import UsageError
+from lockstep.exchange.async_ddp import AsyncDDPStrategy
 from lockstep.exchange.hooked_ddp import HookedDDPStrategy
+from lockstep.exchange.local_sgd import LocalSGDStrategy
 from lockstep.exchange.parameter_server import ParameterServerStrategy
 from lockstep.exchange.power_sgd_ddp import PowerSGDStrategy
 from lockstep.strategies.exact_ddp import ExactDDPStrategy
 
 CLASSES: dict[str, type[ExactDDPStrategy]] = {
+    "ddp_async": AsyncDDPStrategy,
+    "local_sgd": LocalSGDStrategy,
     "ddp_ps": ParameterServerStrategy,
 }
 """The names of this folder; each of the ddp names is a `HookedDDPStrategy`."""
