@@ -11,7 +11,8 @@ RUN := .venv/bin/python
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 SIX_JOBS := trainer.strategy=dp,ddp,ddp_spawn trainer.devices=1,2
 
-.PHONY: help setup train sweep test test-fast test-slow check format bench clean distclean
+.PHONY: help setup train sweep test test-fast test-slow check format bench clean distclean \
+  new update template
 
 help: ## List the targets (default)
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.x]'
@@ -38,6 +39,17 @@ check: setup ## Check format, lint and types; changes nothing
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
+
+# only: starter
+new: setup ## Make a project of your own: make new NAME=my_project DEST=../my-project [WITHOUT=text,recsys]
+	$(RUN) -m lockstep.new "$(NAME)" $(if $(DEST),"$(DEST)",--here) $(if $(WITHOUT),--without $(WITHOUT))
+
+update: setup ## Merge this version into a project made by make new: make update PROJECT=../my-project
+	$(RUN) -m lockstep.new --update "$(PROJECT)"
+
+template: setup ## Write the branch that copier reads, from the newest commit
+	$(RUN) -m lockstep.new --template
+# end only
 
 format: setup ## Format the code and repair what ruff can
 	$(RUN) -m ruff format .

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-CONSOLE = "LOCKSTEP_CONSOLE"
+CONSOLE = f"{__package__}_CONSOLE".upper()
 """The file that the processes of a run write to instead of the terminal."""
 
 
