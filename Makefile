@@ -42,7 +42,8 @@ check: setup ## Check format, lint and types; changes nothing
 
 # only: starter
 new: setup ## Make a project of your own: make new NAME=my_project DEST=../my-project [WITHOUT=text,recsys]
-	$(RUN) -m lockstep.new "$(NAME)" $(if $(DEST),"$(DEST)",--here) $(if $(WITHOUT),--without $(WITHOUT))
+	$(RUN) -m lockstep.new "$(NAME)" $(if $(DEST),"$(DEST)",--here) \
+	  $(if $(WITHOUT),--without "$(WITHOUT)") $(if $(HOLDER),--holder "$(HOLDER)")
 
 update: setup ## Merge this version into a project made by make new: make update PROJECT=../my-project
 	$(RUN) -m lockstep.new --update "$(PROJECT)"
@@ -82,5 +83,7 @@ distclean: clean ## Remove .venv too
 	  "$$found" -m venv --clear .venv || exit 1; \
 	fi
 	$(RUN) -m pip install -e '.[dev]' -c constraints.txt
+# only: recsys
 	$(RUN) -m pip install --no-deps recbole -c constraints.txt # for its data: docs/workloads/recsys.md
+# end only
 	@touch $@

@@ -22,6 +22,7 @@ from benchmarks.by_hand import median_step_s, over_indices, train
 from benchmarks.many_jobs import TRIVIAL
 from benchmarks.ours import outcome_of, step_s
 from benchmarks.timing import PROJECT, seconds
+
 from lockstep.data.tensors import Tensors
 from lockstep.models.mlp import MLP
 from lockstep.module import SupervisedModule

@@ -14,6 +14,7 @@ from lightning.pytorch import Callback
 from omegaconf import open_dict
 
 from benchmarks.timing import PROJECT
+
 from lockstep.cli import prepare
 from lockstep.config import register
 from lockstep.run import build_here, compute

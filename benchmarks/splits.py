@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks import networks
+
 from lockstep.data import Splits
 from lockstep.data.tensors import Tensors
 

@@ -38,7 +38,7 @@ class OptunaConfig:
 
 
 ConfigStore.instance().store(
-    group="hydra/sweeper", name="optuna", node=OptunaConfig, provider="lockstep"
+    group="hydra/sweeper", name="optuna", node=OptunaConfig, provider=__package__
 )
 
 

@@ -27,7 +27,7 @@ class SlotsConfig:
 
 
 ConfigStore.instance().store(
-    group="hydra/launcher", name="slots", node=SlotsConfig, provider="lockstep"
+    group="hydra/launcher", name="slots", node=SlotsConfig, provider=__package__
 )
 
 

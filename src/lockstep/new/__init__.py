@@ -1,1 +1,1 @@
-"""A project of one's own from this one, and later versions of this one for it: docs/upgrading.md."""
+"""A project of one's own from this one, and its later versions for it: docs/upgrading.md."""

@@ -18,7 +18,7 @@ def main() -> None:
     asked = _arguments()
     if not (STARTER / ".git").exists():
         raise UsageError(
-            f"lockstep.new reads a clone's commits; {STARTER} is none. Use: git clone, then make new"
+            f"lockstep.new reads the commits of a clone; {STARTER} is none. Use: git clone"
         )
     if asked.template:
         print(f"branch {BRANCH}: {write_template(STARTER)}")

@@ -15,7 +15,13 @@ def git(repository: Path, *arguments: str, stdin: bytes = b"", check: bool = Tru
 
 
 def succeeds(repository: Path, *arguments: str) -> bool:
-    return _run(repository, *arguments, check=False).returncode == 0
+    return complaint(repository, *arguments) is None
+
+
+def complaint(repository: Path, *arguments: str) -> str | None:
+    """What git says against it; None if it did it."""
+    done = _run(repository, *arguments, check=False)
+    return _said(done) if done.returncode else None
 
 
 def read(repository: Path, commit: str) -> dict[str, File]:
@@ -67,6 +73,9 @@ def _run(
         ["git", "-C", str(repository), *arguments], input=stdin, capture_output=True, check=False
     )
     if check and done.returncode:
-        said = done.stderr.decode(errors="replace").strip() or done.stdout.decode(errors="replace")
-        raise UsageError(f"git {arguments[0]} failed in {repository}: {said}")
+        raise UsageError(f"git {arguments[0]} failed in {repository}: {_said(done)}")
     return done
+
+
+def _said(done: subprocess.CompletedProcess[bytes]) -> str:
+    return (done.stderr or done.stdout).decode(errors="replace").strip()

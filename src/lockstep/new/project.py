@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import UsageError
-from lockstep.new.git import commit, git, read, succeeds
+from lockstep.new.git import commit, complaint, git, read, succeeds
 from lockstep.new.rendering import File, Plan, render
 
 RECORD = ".starter.json"
@@ -71,15 +71,15 @@ def update(starter: Path, project: Path) -> list[str]:
     if not git(project, "diff", "--name-only", base, made, "--", ".", f":!{RECORD}"):
         raise UsageError(f"{project} has this version of the starter already ({version}).")
     title = f"Update to the starter's {describe(starter)}"
-    merged = succeeds(project, "merge", "--no-ff", "--quiet", "-m", title, made)
+    refused = complaint(project, "merge", "--no-ff", "--quiet", "-m", title, made)
     conflicts = git(project, "diff", "--name-only", "--diff-filter=U").splitlines()
-    if not merged and not conflicts:
-        raise UsageError(f"git merge failed in {project}: {git(project, 'status', '--short')}")
+    if refused is not None and not conflicts:
+        raise UsageError(f"git merge failed in {project}, which is as before: {refused}")
     return conflicts
 
 
 def rendered_commit(starter: Path, plan: Plan, repository: Path, parent: str | None) -> str:
-    """A commit of the starter's newest commit, rendered. Other files of ``starter`` do not count."""
+    """A commit of the starter's newest commit, rendered; uncommitted changes do not count."""
     source = git(starter, "rev-parse", "HEAD")
     version = describe(starter)
     files = render(read(starter, source), plan)

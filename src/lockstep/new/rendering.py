@@ -12,7 +12,7 @@ from lockstep.errors import UsageError
 
 NAME = __package__.partition(".")[0]
 HOLDER = f"The {NAME.capitalize()} authors"
-LONGEST = 20
+LONGEST = 16
 """Letters of a name; tests/test_new.py checks that no line gets too long by one of these."""
 EXAMPLES = ("image", "recsys", "text")
 STARTER_ONLY = (
@@ -83,7 +83,7 @@ def paths_of(part: str, files: dict[str, File]) -> set[str]:
         path
         for path, file in files.items()
         if path.startswith(places)
-        or (path.startswith(("conf/", "tests/conf/")) and package in file.content)
+        or (path.startswith(("conf/", "tests/")) and package in file.content)
     }
 
 
