@@ -12,7 +12,17 @@ from conftest import CONF, ROOT
 SOURCE = ROOT / "src" / "lockstep"
 ROOMS = [
     ["errors", "console", "help", "results", "plan", "rundir", "config", "preload"],
-    ["devices", "sizes", "placement", "signals", "epoch_mean", "group", "randomness", "rendezvous"],
+    [
+        "devices",
+        "sizes",
+        "trust",
+        "placement",
+        "signals",
+        "epoch_mean",
+        "group",
+        "randomness",
+        "rendezvous",
+    ],
     ["schedules", "precision"],
     ["data", "models", "strategies", "loggers", "record", "checkpoints"],
     [
@@ -39,6 +49,9 @@ ROOMS = [
     ["search"],
     ["cli"],
     ["parity", "use"],
+    # only: starter
+    ["new"],
+    # end only
 ]
 """A room imports from its own row and the rows above."""
 CORE = [

@@ -26,6 +26,7 @@ from lockstep.record import Run
 from lockstep.refusals import refusals_named
 from lockstep.strategies.data_parallel import DataParallelStrategy
 from lockstep.strategies.spawned import SpawnedEnvironment, start_method
+from lockstep.trust import check_objects
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ def refuse_missing_monitor(config: Config, data: LightningDataModule) -> None:
 def make(target: Target, **extra: Any) -> Any:
     """Call what ``_target_`` names. Containers arrive as plain dicts and lists: an omegaconf object
     in a module's hyper-parameters would make its checkpoints unreadable with ``weights_only``."""
+    check_objects(target)
     try:
         return instantiate(target, **extra, _convert_="all")
     except InstantiationException as error:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,36 @@ class AtomicCheckpoints(TorchCheckpointIO):
             temporary.replace(final)
         finally:
             temporary.unlink(missing_ok=True)
+
+    @override
+    def load_checkpoint(
+        self, path: _PATH, map_location: Any | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        with _plain_or_refused(path):
+            loaded: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
+        return loaded
+
+
+@contextmanager
+def _plain_or_refused(path: _PATH) -> Iterator[None]:
+    """Say what is wrong with a checkpoint that does not load; torch's advice is to run it."""
+    try:
+        yield
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        # A message of many lines: the one that says what was found, where there is one.
+        told = [line for line in str(error).splitlines() if "Unsupported" in line or ":" in line]
+        raise UsageError(
+            f"{path} must be a checkpoint of plain tensors and containers; reading it failed with "
+            f"{type(error).__name__}: {(told or [str(error)])[0].strip()} Name another one. "
+            "Loading anything else could run code that somebody put there."
+        ) from error
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """What a checkpoint file holds, on the CPU. Raises `UsageError` if it is not plain."""
+    with _plain_or_refused(path):
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    return state if isinstance(state, dict) else {}
 
 
 class _Remembering(io.FileIO):
@@ -149,7 +182,7 @@ def _own_names(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -
 
 def load_weights(module: LightningModule, path: str) -> None:
     """Load a checkpoint's weights, and nothing else of it; raises `UsageError` if they differ."""
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    state = read_checkpoint(path)
     try:
         module.load_state_dict(state.get("state_dict", state))
     except RuntimeError as error:

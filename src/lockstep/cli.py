@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,6 +36,7 @@ from lockstep.results import Result, objective_value, read_result
 from lockstep.resume import newest_checkpoint, resumed_config
 from lockstep.rundir import config_digest
 from lockstep.sizes import batch_sizes, scaled_optimizer
+from lockstep.trust import check_config, refuse_secrets
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ def prepare(composed: DictConfig) -> Run:
     hydra = HydraConfig.get()
     directory = Path(hydra.runtime.output_dir)
     config, resumed = _config_of(composed, hydra.mode, directory)
+    check_config(asdict(config))
     if config.seed is None:
         config = replace(config, seed=random.SystemRandom().randrange(2**31))
     elif config.seed < 0:
@@ -173,6 +175,7 @@ def readable_errors() -> Iterator[None]:
     given = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing
     try:
+        refuse_secrets(sys.argv[1:])
         yield
         sweep.check_not_empty()
     except KeyboardInterrupt:

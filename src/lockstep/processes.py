@@ -96,6 +96,7 @@ def in_ranks(work: Work, run: Run) -> Result:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # `raise_cause` says it, once
     handled = ",".join(number.name for number in STOPPING)
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = f"{handled},SIGQUIT"
+    environ = rendezvous.of_one_machine(os.environ)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as notes:
         agent = LaunchConfig(
             min_nodes=1,
@@ -110,7 +111,7 @@ def in_ranks(work: Work, run: Run) -> Result:
             shutdown_timeout=max(1, round(run.config.launch.grace_s)),
         )
         try:
-            results = elastic_launch(agent, _rank_main)(work, run, dict(os.environ), notes)
+            results = elastic_launch(agent, _rank_main)(work, run, environ, notes)
         except ChildFailedError as error:
             exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             raise_cause(Path(notes), exit_codes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Mapping
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -11,6 +13,39 @@ from typing_extensions import override
 
 HOST = "127.0.0.1"
 TIMEOUT_S = 60
+
+
+def local_store() -> TCPStore:
+    """A store on a free port of the loopback device: torch's own would listen on all devices."""
+    listening = socket.create_server((HOST, 0), backlog=1024)
+    return TCPStore(
+        HOST,
+        listening.getsockname()[1],
+        None,
+        True,
+        timedelta(seconds=TIMEOUT_S),
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+
+
+def meeting_at(store: TCPStore) -> dict[str, str]:
+    """The environment in which torch's ``env://`` takes this store instead of making one."""
+    return {
+        "MASTER_ADDR": HOST,
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": str(True),
+    }
+
+
+def of_one_machine(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for ranks that need no other machine: gloo listens on the loopback device.
+
+    By itself it takes the device of the host's name, which others may reach. NCCL chooses its own.
+    """
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    chosen = {"GLOO_SOCKET_IFNAME": loopback} if loopback else {}
+    return {**chosen, **environ}
 
 
 class OneMachine(StaticTCPRendezvous):
@@ -23,7 +58,7 @@ class OneMachine(StaticTCPRendezvous):
     name = "lockstep"
 
     def __init__(self, run_id: str) -> None:
-        store = TCPStore(HOST, 0, None, True, timedelta(seconds=TIMEOUT_S), wait_for_workers=False)
+        store = local_store()
         super().__init__(HOST, store.port, 0, 1, run_id, TIMEOUT_S)
         self._store = store  # one is made only where there is none
 

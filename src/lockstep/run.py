@@ -115,7 +115,13 @@ def fit_and_test(built: Built, run: Run) -> dict[str, Any]:
         outcome["status"] = "pruned"
     elif run.config.test and has_test(built.module, built.data):
         best = best_checkpoint(trainer)
-        trainer.test(built.module, datamodule=built.data, ckpt_path=best, verbose=False)
+        trainer.test(
+            built.module,
+            datamodule=built.data,
+            ckpt_path=best,
+            weights_only=best is not None or None,
+            verbose=False,
+        )
         outcome["metrics"] |= plain_metrics(built)
     if run.config.predict:
         outcome["predictions"] = predict(built, run)

@@ -14,6 +14,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch.multiprocessing.spawn import ProcessException
 
@@ -22,8 +23,10 @@ from lockstep.errors import UsageError
 from lockstep.failures import raise_cause
 from lockstep.processes import context, guarded
 from lockstep.record import Run
+from lockstep.rendezvous import local_store, meeting_at, of_one_machine
 from lockstep.results import Result
 from lockstep.run import compute
+from lockstep.strategies.spawned import SpawnedEnvironment
 
 
 def in_spawned(built: Built, run: Run) -> Result:
@@ -32,9 +35,16 @@ def in_spawned(built: Built, run: Run) -> Result:
     launcher = built.trainer.strategy.launcher
     assert isinstance(launcher, _MultiProcessingLauncher)
     context()
+    store = local_store()
+    strategy = built.trainer.strategy
+    assert isinstance(strategy, DDPStrategy)
+    environment = strategy.cluster_environment
+    assert isinstance(environment, SpawnedEnvironment)
+    environment.port = store.port
+    environ = {**of_one_machine(os.environ), **meeting_at(store)}
     with tempfile.TemporaryDirectory(prefix="lockstep-") as notes:
         try:
-            result: Result = launcher.launch(_spawned_rank, built, run, dict(os.environ), notes)
+            result: Result = launcher.launch(_spawned_rank, built, run, environ, notes)
             return result
         except ProcessException:
             raise_cause(Path(notes), {i: p.exitcode or 0 for i, p in enumerate(launcher.procs)})

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from lockstep.checkpoints import read_checkpoint
 from lockstep.errors import UsageError
 from lockstep.resume import newest_checkpoint
 
@@ -31,17 +31,6 @@ def checkpoint_of(source: Path) -> Path:
             best = newest.parent / Path(state["best_model_path"]).name  # a run may have been moved
             return best if best.is_file() else newest
     return newest
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch has no one exception for a file that is no checkpoint
-        raise UsageError(
-            f"{path} must be a checkpoint of plain tensors; reading it failed with "
-            f"{type(error).__name__}. Name another one, or the run's directory."
-        ) from error
-    return state if isinstance(state, dict) else {}
 
 
 def load_module(module: nn.Module, checkpoint: Path) -> None:

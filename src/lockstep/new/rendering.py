@@ -21,7 +21,6 @@ STARTER_ONLY = (
     "docs/decisions/0008-new-projects.md",
     f"src/{NAME}/new/",
     "tests/test_new.py",
-    "tests/test_starter.py",
 )
 """Files, and folders, that speak of the starter itself."""
 _BEGIN = re.compile(r"^\s*(?:#|<!--) only: (\w+)(?: -->)?$")

@@ -5,10 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from typing import Literal
 
-from lightning.fabric.plugins.environments.lightning import (
-    LightningEnvironment,
-    find_free_network_port,
-)
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from typing_extensions import override
 
 
@@ -18,15 +15,13 @@ def start_method() -> Literal["forkserver", "spawn"]:
 
 
 class SpawnedEnvironment(LightningEnvironment):
-    """A port of its own for each run, which travels with the pickled strategy.
+    """The port of the launching process's store, which travels with the pickled strategy.
 
     Lightning hands the port over in an environment variable. A fork server's children do not see
     variables set after it started, and a ``MASTER_PORT`` left in the shell would be shared by runs.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._port = find_free_network_port()
+    port = 0
 
     @property
     @override
@@ -36,4 +31,4 @@ class SpawnedEnvironment(LightningEnvironment):
     @property
     @override
     def main_port(self) -> int:
-        return self._port
+        return self.port

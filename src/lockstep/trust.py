@@ -1,0 +1,139 @@
+"""What a config may not do or hold: run any code there is, or keep a secret. Imports no torch.
+
+Configs travel: with checkpoints, in issues, between people. One that names ``os.system`` as a
+``_target_`` is a program, and one with a password in it is a leak.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from lockstep.errors import UsageError
+
+PACKAGES = ("lightning", "lockstep", "torch", "torchmetrics", "torchvision")
+"""Whose names a ``_target_`` may have; add a package that you trust with your account.
+
+What lies in the project's own directory, beside ``src/``, may be named without.
+"""
+REFUSED = re.compile(
+    r"^torch\.(hub|package|serialization|distributed\.(elastic|launch|launcher|run)\b|utils\.cpp_extension)"
+    r"|\.(load|load_library|load_from_checkpoint|_\w+)(\.|$)"
+)
+"""Names in those packages that fetch, unpickle or compile code, and private ones."""
+SECRET = re.compile(
+    r"(^|_)(api_?key|password|passwd|passphrase|secret(_key)?|private_key|credentials?"
+    r"|(access|api|auth|bearer|hf)_token)$",
+    re.IGNORECASE,
+)
+WITH_PASSWORD = re.compile(r"\w://[^/@\s]+:[^/@\s]+@")
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Refuse targets that are not allowed, and values that are secrets; raises `UsageError`."""
+    for key, value in _leaves(config, ""):
+        if key.rpartition(".")[2] == "_target_":
+            check_target(str(value), key)
+        elif isinstance(value, str) and value:
+            _check_secret(key, value)
+
+
+def check_target(name: str, key: str = "_target_") -> None:
+    """By its name alone; what it turns out to be is asked by `check_objects`."""
+    package = name.partition(".")[0]
+    if package not in PACKAGES and not _in_project(package):
+        raise UsageError(
+            f"{key} must be in one of the packages {', '.join(PACKAGES)}, or in this project; got "
+            f"{name}. If you trust {package}, add it to PACKAGES in {Path(__file__).name}."
+        )
+    if REFUSED.search(name):
+        raise UsageError(
+            f"{key} must not name what runs other code, or is private; got {name}. Call it in a "
+            "function of your own, and name that."
+        )
+
+
+def check_objects(config: object) -> None:
+    """Refuse what came into an allowed package by an import, such as ``torch.os.system``.
+
+    Imports what the targets name; one that is not there is left to whoever calls it.
+    """
+    for name in targets(config):
+        check_target(name)
+        try:
+            _check_home(resolve_name(name), name)
+        except (ImportError, AttributeError):
+            continue
+
+
+def _check_home(found: object, name: str) -> None:
+    home = str(getattr(found, "__module__", None) or name)
+    if home.partition(".")[0] == name.partition(".")[0]:
+        return
+    check_target(f"{home}.{getattr(found, '__qualname__', '')}", f"_target_={name}")
+
+
+def targets(config: object) -> Iterator[str]:
+    """All of a config's ``_target_``, at any depth."""
+    yield from (
+        str(value) for key, value in _leaves(config, "") if key.rpartition(".")[2] == "_target_"
+    )
+
+
+def refuse_secrets(words: Iterable[str]) -> None:
+    """The same for a command line, before anything is written; raises `UsageError`."""
+    for word in words:
+        key, given, value = word.partition("=")
+        if given:
+            _check_secret(key.lstrip("+~"), value)
+
+
+def _check_secret(key: str, value: str) -> None:
+    # The value is not told: messages are written to logs and results.
+    if SECRET.search(key.rpartition(".")[2]) and value != "null":
+        raise UsageError(
+            f"{key} must not be set: a config is written into each run's directory, result and "
+            "logger. Leave it out and set the service's environment variable, such as "
+            "WANDB_API_KEY or MLFLOW_TRACKING_PASSWORD; a part of your own can read os.environ."
+        )
+    if WITH_PASSWORD.search(value):
+        raise UsageError(
+            f"{key} must be an address without a password: it is written into each run's "
+            "directory, result and logger. Set the service's environment variable instead."
+        )
+
+
+def _in_project(package: str) -> bool:
+    """Whether its source lies in the project, and not in an environment that lies there."""
+    if package in sys.stdlib_module_names:
+        return False
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        return False
+    if spec is None:
+        return True  # there is no such package, which is told better when it is looked for
+    places = [spec.origin, *(spec.submodule_search_locations or ())] if spec.has_location else []
+    return any(
+        place is not None
+        and Path(place).resolve().is_relative_to(PROJECT)
+        and "site-packages" not in Path(place).parts
+        for place in places
+    )
+
+
+def _leaves(node: object, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, Mapping):
+        for name, child in node.items():
+            yield from _leaves(child, f"{key}.{name}")
+    elif isinstance(node, list | tuple):
+        for index, child in enumerate(node):
+            yield from _leaves(child, f"{key}[{index}]")
+    else:
+        yield key.lstrip("."), node
