@@ -35,10 +35,15 @@ test-fast: setup ## Run the tests that start no processes
 test-slow: setup ## Run the slow tests, which are combinations of what make test covers
 	$(RUN) -m pytest -m slow $(ARGS)
 
-check: setup ## Check format, lint and types; changes nothing
+check: setup ## Check format, lint, types, YAML, workflows and spelling; changes nothing
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
+	$(RUN) -m yamllint --strict .
+	$(RUN) -m codespell_lib
+	$(RUN) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(RUN) -m check_jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(RUN) -m check_jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml
 
 # only: starter
 new: setup ## Make a project of your own: make new NAME=my_project DEST=../my-project [WITHOUT=text,recsys]

@@ -48,7 +48,7 @@ ROOMS = [
     ["slots"],
     ["search"],
     ["cli"],
-    ["parity", "use"],
+    ["parity", "use", "schema"],
     # only: starter
     ["new"],
     # end only

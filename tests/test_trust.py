@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT, SMALL, Command, Launch
+from packaging.requirements import Requirement
 
 from lockstep.build import make
 from lockstep.config import Target
@@ -147,3 +149,27 @@ def test_a_run_listens_on_the_loopback_device_only(launch: Launch, strategy: str
         addresses = (Path(result["directory"]) / f"listening-{rank}.txt").read_text().split()
         assert addresses, "ranks and their launching process do listen"
         assert all(address in ("127.0.0.1", "::1") for address in addresses), addresses
+
+
+COMPROMISED = {
+    "lightning": {"2.6.2", "2.6.3"},  # GHSA-w37p-236h-pfx3
+    "pytorch-lightning": {"2.6.2", "2.6.3"},
+    "torchtriton": {"2.0.0", "3.0.0"},  # not PyTorch's: dependency confusion, December 2022
+    "num2words": {"0.5.15", "0.5.16"},
+    "ultralytics": {"8.3.41", "8.3.42", "8.3.45", "8.3.46"},
+}
+"""Releases with harmful code, of packages that projects of this kind install."""
+
+
+def test_no_pin_and_no_range_admits_a_compromised_release() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = [Requirement(line) for line in lines if "==" in line and not line.startswith("#")]
+    pins = {item.name: next(iter(item.specifier)).version for item in pinned}
+    assert len(pins) > 50
+    assert [name for name, bad in COMPROMISED.items() if pins.get(name) in bad] == []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    for line in [*project["dependencies"], *extras]:
+        allowed = Requirement(line)
+        bad = COMPROMISED.get(allowed.name, set())
+        assert [version for version in bad if allowed.specifier.contains(version)] == []

@@ -1,0 +1,1 @@
+"""A package in the wheel, where Hydra finds the files of this folder by its name only."""
