@@ -27,13 +27,12 @@ class Workload:
 
 WORKLOADS = (
     Workload("teacher", (), "test/loss", 4),
-    Workload("image/digits", ("experiment=image/digits",), "test/accuracy", 20),
+    Workload("image/digits", ("experiment=image/digits",), "test/accuracy", 80),
     Workload("text/classification", ("experiment=text/classification",), "test/accuracy", 200),
 )
 STRATEGIES = {
     "ddp": ("strategy=ddp",),
     "ddp_async": ("strategy=ddp_async",),
-    "local_sgd, k=1": ("strategy=local_sgd", "strategy.options.period=1"),
     "local_sgd, k=8": ("strategy=local_sgd", "strategy.options.period=8"),
 }
 
@@ -41,19 +40,27 @@ STRATEGIES = {
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.convergence", description=__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="hosts (default 2)")
-    ranks = parser.parse_args().ranks
+    parser.add_argument(
+        "--workload", choices=[item.name for item in WORKLOADS], help="default: all"
+    )
+    ranks, only = (given := parser.parse_args()).ranks, given.workload
     if ranks < 2:
         parser.error(f"--ranks must be 2 or greater, for there to be links; got {ranks}.")
     if (why := missing()) is not None:
         parser.error(f"{why}.")
     print(f"{ranks} hosts; a step's mean, and its median with the middle half, in ms")
     rows = []
-    for workload in WORKLOADS:
+    for workload in (item for item in WORKLOADS if only in (None, item.name)):
         for name, chosen in STRATEGIES.items():
             found = measure(ranks, workload.megabits, [*workload.overrides, *chosen])
             rows.append(row(workload, name, found))
             print(line(rows[-1]), flush=True)
-    path = PROJECT / "benchmarks" / "results" / f"convergence-{ranks}.json"
+    path = (
+        PROJECT
+        / "benchmarks"
+        / "results"
+        / f"convergence-{ranks}-{(only or 'all').replace('/', '-')}.json"
+    )
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(rows, indent=2) + "\n")
     print(f"written to {path.relative_to(PROJECT)}")
