@@ -33,14 +33,17 @@ TRAINING = (
 
 
 def outcome_of(
-    overrides: Sequence[str], directory: Path, watching: Sequence[Callback] = ()
+    overrides: Sequence[str],
+    directory: Path,
+    watching: Sequence[Callback] = (),
+    training: Sequence[str] = TRAINING,
 ) -> dict[str, Any]:
     """What ``result.json`` would hold of one training run on this process's devices."""
     register()
     directory.mkdir(parents=True, exist_ok=True)
     with initialize_config_dir(str(PROJECT / "conf"), version_base="1.3", job_name="train"):
         settings = [f"hydra.searchpath=[file://{CONF}]", f"hydra.run.dir={directory}"]
-        composed = compose("train", [*settings, *TRAINING, *overrides], return_hydra_config=True)
+        composed = compose("train", [*settings, *training, *overrides], return_hydra_config=True)
     with open_dict(composed):
         composed.hydra.runtime.output_dir = str(directory)
         HydraConfig.instance().set_config(composed)

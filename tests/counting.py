@@ -18,13 +18,26 @@ BYTES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
 
 
 class Traffic(Callback):
-    """Write, per rank, the bytes of floating-point numbers by kind of message, and last weights."""
+    """Write, per rank, the bytes of floating-point numbers by kind of message, and last weights.
 
-    def __init__(self, directory: str) -> None:
-        self.directory = Path(directory)
+    ``after_steps`` are left out: some strategies begin in another way than they go on.
+    """
+
+    def __init__(self, directory: str, after_steps: int = 0) -> None:
+        self.directory, self.after_steps = Path(directory), after_steps
         self.profiler: Any = None
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Come first: what the other callbacks exchange when training has ended is no step's."""
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks.remove(self)
+        callbacks.insert(0, self)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self.profiler is not None or trainer.global_step < self.after_steps:
+            return
         # PowerSGD goes on in gloo's threads when a message has come.
         everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
         self.profiler = profile(

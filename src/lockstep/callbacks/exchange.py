@@ -29,7 +29,8 @@ class ExchangeCost(Callback):
 
     It runs once, when training has ended; weights, buffers and generators are as before. On one
     process there is nothing to exchange; dp exchanges inputs and outputs, which this cannot leave
-    out, so there it measures nothing.
+    out, so there it measures nothing; strategies of `lockstep.exchange` tell their own bytes, and
+    those that exchange nothing in the backward pass have no ``exchange_s``.
     """
 
     def __init__(self) -> None:
@@ -47,10 +48,12 @@ class ExchangeCost(Callback):
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         model = trainer.strategy.model
+        told = getattr(trainer.strategy, "bytes_per_step", None)
         if isinstance(model, DistributedDataParallel) and self._batch is not None:
-            self._seconds = self._measure(trainer, pl_module, model)
-            size = gradient_bytes(pl_module)
-            self._bytes = round(2 * (trainer.world_size - 1) / trainer.world_size * size)
+            if getattr(trainer.strategy, "exchanges_in_backward", True):
+                self._seconds = self._measure(trainer, pl_module, model)
+            ring = 2 * (trainer.world_size - 1) / trainer.world_size * gradient_bytes(pl_module)
+            self._bytes = round(told() if told else ring)
         self._batch = None
 
     def measured(self, step_s: float | None) -> dict[str, float | int | None]:

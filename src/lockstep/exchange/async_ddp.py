@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from lockstep.errors import UsageError
 from lockstep.exchange.local_steps import LocalStepsStrategy, trained
+from lockstep.exchange.traffic import size_of, through_ring
 
 
 class AsyncDDPStrategy(LocalStepsStrategy):
@@ -33,6 +34,10 @@ class AsyncDDPStrategy(LocalStepsStrategy):
         self._sum: Tensor | None = None
         """Of the ranks' gradients of the step before, flat; on its way while ``_work`` is."""
         self._work: dist.Work | None = None
+
+    def bytes_per_step(self) -> float:
+        """That each link of the ring moves."""
+        return through_ring(size_of(trained(self.optimizers[0])), self.world_size)
 
     @override
     def setup(self, trainer: Trainer) -> None:

@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from lockstep.exchange.hooks import hook_of
+from lockstep.exchange.traffic import size_of, through_ring
 from lockstep.strategies.exact_ddp import ExactDDPStrategy
 
 
@@ -27,6 +28,12 @@ class HookedDDPStrategy(ExactDDPStrategy):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._hook = hook_of(hook, hook_options or {})
+
+    def bytes_per_step(self) -> float:
+        """That each link of the ring moves; the hooks send two bytes a number."""
+        assert self.lightning_module is not None
+        trained = [item for item in self.lightning_module.parameters() if item.requires_grad]
+        return through_ring(size_of(trained, 2 if self._hook else None), self.world_size)
 
     @override
     def _register_ddp_hooks(self) -> None:

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from lockstep.errors import UsageError
 from lockstep.exchange.local_steps import LocalStepsStrategy, mean_over_ranks
+from lockstep.exchange.traffic import size_of, through_ring
 from lockstep.group import gather
 
 
@@ -44,6 +45,11 @@ class LocalSGDStrategy(LocalStepsStrategy):
         """Ranks have taken steps since they last averaged."""
         self._own: dict[str, Tensor] | None = None
         """This rank's weights while the module holds the average for an evaluation."""
+
+    def bytes_per_step(self) -> float:
+        """That each link of the ring moves, a mean over the steps of a period."""
+        payload = size_of(value for _, value in self._averaged())
+        return through_ring(payload, self.world_size) / self.period
 
     @override
     def optimizer_step(

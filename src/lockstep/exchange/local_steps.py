@@ -30,6 +30,8 @@ class LocalStepsStrategy(SavedExchangeStrategy):
     differs = ""
     """How the result depends on the number of processes; told once, when training starts."""
 
+    exchanges_in_backward = False
+
     @override
     def _register_ddp_hooks(self) -> None:
         assert isinstance(self.model, DistributedDataParallel)

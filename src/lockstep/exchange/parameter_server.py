@@ -8,6 +8,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from lockstep.exchange.traffic import size_of
 from lockstep.strategies.exact_ddp import ExactDDPStrategy
 
 SERVER = 0
@@ -51,6 +52,12 @@ class ParameterServerStrategy(ExactDDPStrategy):
 
     For the comparison with the ring: rank 0's traffic grows with the number of processes.
     """
+
+    def bytes_per_step(self) -> float:
+        """That rank 0 receives and sends."""
+        assert self.lightning_module is not None
+        trained = [item for item in self.lightning_module.parameters() if item.requires_grad]
+        return 2 * (self.world_size - 1) * size_of(trained)
 
     @override
     def _register_ddp_hooks(self) -> None:

@@ -45,6 +45,11 @@ class PowerSGD:
         self.factors: dict[Tensor, Tensor] = {}
         """The right factor, shape (m r,), the same on all ranks."""
 
+    def payload(self, parameters: list[Tensor]) -> int:
+        """Bytes of both factors, and of what is sent as it is."""
+        thin = {item: (n + m) * rank for item, n, m, rank in self._compressed(parameters)}
+        return sum(thin.get(item, item.numel()) * item.element_size() for item in parameters)
+
     def before(self, bucket: GradBucket) -> None:
         """Lay the store out as torch's hook expects it for this bucket."""
         state, index, parameters = self.torch_state, bucket.index(), bucket.parameters()

@@ -11,6 +11,7 @@ from typing_extensions import override
 from lockstep.errors import UsageError
 from lockstep.exchange.power_sgd import PowerSGD, power_sgd_hook
 from lockstep.exchange.saved import SavedExchangeStrategy
+from lockstep.exchange.traffic import through_ring
 from lockstep.group import gather
 
 
@@ -40,6 +41,10 @@ class PowerSGDStrategy(SavedExchangeStrategy):
                 f"orthogonalization_epsilon, random_seed); got {hook_options}: {error}"
             ) from error
 
+    def bytes_per_step(self) -> float:
+        """That each link of the ring moves once steps are no longer exact."""
+        return through_ring(self._state.payload(list(self._names())), self.world_size)
+
     @override
     def _register_ddp_hooks(self) -> None:
         assert isinstance(self.model, DistributedDataParallel)
@@ -68,4 +73,5 @@ class PowerSGDStrategy(SavedExchangeStrategy):
 
     def _names(self) -> dict[Tensor, str]:
         assert self.lightning_module is not None
-        return {item: name for name, item in self.lightning_module.named_parameters()}
+        named = self.lightning_module.named_parameters()
+        return {item: name for name, item in named if item.requires_grad}

@@ -1,0 +1,113 @@
+"""Each row of the table in docs/choosing-a-strategy.md is what a run of that strategy does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CONF, ROOT, Launch
+from counting import ranks_agree, traffic
+
+PAGE = ROOT / "docs" / "choosing-a-strategy.md"
+HEADINGS = [
+    *("strategy", "what is split", "exchanged in a step", "bytes, formula", "N = 2", "N = 4"),
+    *("synchronous", "test/loss, N = 2", "where", "choose it"),
+]
+STEPS = 16
+"""Of an epoch of the default run."""
+SHAPES = [(64, 10), (64,), (64, 64), (64,), (1, 64), (1,)]
+"""Of the default network's parameters, float32."""
+P = 4 * sum(map(math.prod, SHAPES))
+Q = 4 * sum(
+    2 * sum(shape) if len(shape) == 2 and 4 * sum(shape) < math.prod(shape) else math.prod(shape)
+    for shape in SHAPES
+)
+"""Bytes of PowerSGD's factors of rank 2; what would shrink by less than half stays as it is."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of the table, a cell each; `formula` is Python."""
+
+    strategy: str
+    split: str
+    exchanged: str
+    formula: str
+    two: str
+    four: str
+    synchronous: str
+    loss: str
+    where: str
+    when: str
+
+    def bytes_of(self, ranks: int) -> int:
+        """What the formula yields for the default run."""
+        return round(eval(self.formula, {}, {"N": ranks, "P": P, "Q": Q, "k": 8}))
+
+
+def rows() -> list[Row]:
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    cells = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
+    below = cells[cells.index(HEADINGS) + 2 :]
+    return [Row(*row) for row in takewhile(lambda row: len(row) == len(HEADINGS), below)]
+
+
+ROWS = rows()
+SEVERAL = [row for row in ROWS if not row.where.startswith("one process")]
+
+
+def test_every_preset_has_a_row() -> None:
+    """A new one: add its row, with what `python train.py strategy=NAME compare=true` tells."""
+    assert sorted(row.strategy for row in ROWS) == sorted(
+        path.stem for path in (CONF / "strategy").glob("*.yaml")
+    )
+
+
+def run(launch: Launch, row: Row, ranks: int, directory: Path, *more: str) -> dict[str, Any]:
+    """Of four epochs the last one is counted: PowerSGD's first 10 steps are exact."""
+    count = (
+        f"+callbacks.traffic={{_target_: counting.Traffic, after_steps: {3 * STEPS}, "
+        "directory: '${hydra:runtime.output_dir}'}"
+    )
+    where = [f"strategy={row.strategy}", f"trainer.devices={ranks}", "trainer.accelerator=cpu"]
+    return launch(*where, "compare=true", count, *more, directory=directory)
+
+
+def on_the_way(directory: Path, ranks: int) -> float:
+    """Bytes of an epoch as a profiler has counted them: a ring's link, or what rank 0 moves."""
+    first = traffic(directory)[0]
+    ring = 2 * (ranks - 1) / ranks * first["all_reduce"]
+    return ring + first["send"] + first["receive"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.strategy)
+def test_a_row_is_what_two_processes_do(launch: Launch, tmp_path: Path, row: Row) -> None:
+    """The table's loss, and as many bytes as the run tells, the formula yields and gloo moves."""
+    ranks = 1 if row.strategy == "auto" else 2
+    result = run(launch, row, ranks, tmp_path / "run")
+    same = row.loss == ROWS[0].loss
+    assert result["metrics"]["test/loss"] == pytest.approx(
+        float(row.loss), rel=1e-3 if same else 0.05
+    )
+    if row not in SEVERAL:
+        assert result["exchanged_bytes_per_step"] is None
+        assert {*traffic(tmp_path / "run")[0].values()} == {0}
+        return
+    assert result["exchanged_bytes_per_step"] == row.bytes_of(2) == int(row.two.replace(",", ""))
+    assert round(on_the_way(tmp_path / "run", 2) / STEPS) == row.bytes_of(2)
+    assert (result["exchange_s"] is not None) == (row.synchronous == "yes")
+    assert ranks_agree(tmp_path / "run")
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("row", SEVERAL, ids=lambda row: row.strategy)
+def test_a_row_is_what_four_processes_do(launch: Launch, tmp_path: Path, row: Row) -> None:
+    result = run(launch, row, 4, tmp_path / "run", "test=false")
+    assert result["exchanged_bytes_per_step"] == row.bytes_of(4) == int(row.four.replace(",", ""))
+    assert round(on_the_way(tmp_path / "run", 4) / STEPS) == row.bytes_of(4)
