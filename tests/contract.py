@@ -144,22 +144,21 @@ class Contract:
     def runs(
         self, request: pytest.FixtureRequest, overrides: list[str], launch: Launch
     ) -> dict[str, Result]:
-        """One launch of each place for all tests of a class, in float64."""
-        cls = request.cls
-        if "_runs" not in vars(cls):
-            directory = "${hydra:runtime.output_dir}"
-            watch = f"+callbacks.watch={{_target_: watching.Watch, directory: '{directory}'}}"
-            words = [*overrides, *shlex.split(self.for_runs), "trainer.precision=64-true", watch]
-            places = {
-                "single": ("auto", 1),
-                "dp": ("dp", self.devices),
-                "ddp": ("ddp", self.devices),
-            }
-            cls._runs = {
-                name: launch(*words, f"trainer.strategy={strategy}", f"trainer.devices={devices}")
-                for name, (strategy, devices) in places.items()
-            }
-        return dict(cls._runs)
+        """One launch of each place for all tests of a class."""
+        if "_runs" not in vars(request.cls):
+            request.cls._runs = self.launch_all(launch, overrides)
+        return dict(request.cls._runs)
+
+    def launch_all(self, launch: Launch, overrides: list[str]) -> dict[str, Result]:
+        """Train and test on one device, with dp and with ddp, in float64."""
+        directory = "${hydra:runtime.output_dir}"
+        watch = f"+callbacks.watch={{_target_: watching.Watch, directory: '{directory}'}}"
+        words = [*overrides, *shlex.split(self.for_runs), "trainer.precision=64-true", watch]
+        places = {"single": ("auto", 1), "dp": ("dp", self.devices), "ddp": ("ddp", self.devices)}
+        return {
+            name: launch(*words, f"trainer.strategy={strategy}", f"trainer.devices={devices}")
+            for name, (strategy, devices) in places.items()
+        }
 
 
 def objects(
