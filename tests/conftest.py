@@ -37,6 +37,7 @@ SMALL = [
 
 register()
 torch.set_num_threads(1)
+pytest.register_assert_rewrite("contract", "watching")
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 
@@ -54,7 +55,27 @@ class SharesItself(Sized):
         return order if worker is None else order[worker.id :: worker.num_workers]
 
 
-KINDS = {kind.__name__: kind for kind in (Unsized, Sized, Shuffled, SharesItself)}
+class Unseeded(Sized):
+    """Another order in each reading."""
+
+    def order(self) -> list[int]:
+        order = super().order()
+        random.Random().shuffle(order)
+        return order
+
+
+class ByProcess(Sized):
+    """Another order in each process, as that of a set or of files on another disk may be."""
+
+    def order(self) -> list[int]:
+        order = super().order()
+        random.Random(os.getpid()).shuffle(order)
+        return order
+
+
+KINDS = {
+    kind.__name__: kind for kind in (Unsized, Sized, Shuffled, SharesItself, Unseeded, ByProcess)
+}
 
 
 def streams(kind: str, train: int, val: int, test: int, off_by: int = 0) -> Splits:

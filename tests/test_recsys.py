@@ -323,33 +323,6 @@ def test_no_weight_has_a_gradient_that_is_only_rounding() -> None:
 # Runs
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("experiment", "where"),
-    [("ratings", [("dp", 2), ("ddp", 2)]), ("two_tower", [("dp", 2), ("ddp", 2), ("ddp", 3)])],
-)
-def test_a_run_is_the_same_everywhere(
-    launch: Launch, small: str, experiment: str, where: list[tuple[str, int]]
-) -> None:
-    # In float64: Adam makes rounding in float32 visible; metrics of rankings jump at ties.
-    run = [
-        *overrides(experiment, small),
-        "trainer.precision=64-true",
-        "trainer.log_every_n_steps=1",
-    ]
-    single = launch(*run)
-    assert single["samples_seen"]["test"] in (USERS, len(ratings(small).test))  # type: ignore[arg-type]
-    for strategy, devices in where:
-        spread = launch(*run, f"trainer.strategy={strategy}", f"trainer.devices={devices}")
-        assert spread["samples_seen"] == single["samples_seen"]
-        assert spread["metrics"].keys() == single["metrics"].keys()
-        for name, value in single["metrics"].items():
-            assert spread["metrics"][name] == pytest.approx(value, rel=1e-9), (strategy, name)
-        weights = last_weights(spread["directory"]), last_weights(single["directory"])
-        torch.testing.assert_close(*weights, rtol=1e-9, atol=1e-9)
-        assert losses(spread["directory"]) == pytest.approx(losses(single["directory"]), rel=1e-9)
-
-
 def losses(directory: str) -> list[float]:
     """The training loss of each epoch."""
     with (Path(directory) / "metrics.csv").open(newline="") as file:

@@ -101,3 +101,18 @@ def test_a_stream_that_cannot_be_shared_exactly_is_refused(launch: Launch) -> No
     own = ["data.datasets.kind=SharesItself", "data.num_workers=2"]
     with pytest.raises(UsageError, match=r"SharesItself says \d+, and it ended after \d+"):
         launch(*STREAM, *own)
+
+
+@pytest.mark.processes
+def test_a_stream_whose_order_differs_between_processes_is_refused(launch: Launch) -> None:
+    by_process = [*STREAM, "data.datasets.kind=ByProcess"]
+    with pytest.raises(
+        UsageError, match=r"of ByProcess, those of ranks \[1\] differ from rank 0's"
+    ):
+        launch(*by_process, *WHERE["ddp-2"])
+    unseeded = [*STREAM, "data.datasets.kind=Unseeded"]
+    with pytest.raises(UsageError, match=r"67 of Unseeded, two readings in one process differ"):
+        launch(*unseeded, "data.num_workers=2")
+    alone = launch(*unseeded)  # one reader: any order is one order
+    seen = [i for batch in global_batches(Path(alone["directory"])).values() for i in batch]
+    assert sorted(seen) == list(range(67))

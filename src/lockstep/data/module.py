@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from typing_extensions import override
 
 from lockstep.config import DataConfig
+from lockstep.data.agreement import refuse_other_orders
 from lockstep.data.loader import ResumableLoader, ShardLoader, training_position
 from lockstep.data.sharding import EvalShards, TrainShards
 from lockstep.data.stream import Stream
@@ -85,6 +86,7 @@ class DataModule(LightningDataModule):
         assert isinstance(loader, ResumableLoader)
         loader.trainer, loader.seed = self.trainer, self.seed
         sampler.set_epoch(training_position(self.trainer).epoch)
+        self._check_order(self.splits.train, self.seed, sampler.epoch)
         return loader
 
     @override
@@ -122,6 +124,7 @@ class DataModule(LightningDataModule):
             # Lightning takes an empty list for "no such stage", and warns of it all the same.
             warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
             return []
+        self._check_order(dataset, 0, 0)
         sampler = EvalShards(dataset, rank=self._rank, world_size=self._world_size)
         return self._loader(ShardLoader, dataset, sampler, self.sizes.eval_per_process)
 
@@ -147,6 +150,10 @@ class DataModule(LightningDataModule):
             # The process's own generator is for dropout: its draws must not depend on loaders.
             generator=torch.Generator().manual_seed(self.seed),
         )
+
+    def _check_order(self, dataset: Dataset[Any], seed: int, epoch: int) -> None:
+        if isinstance(dataset, Stream):
+            refuse_other_orders(dataset, seed, epoch, self.config.num_workers)
 
     @staticmethod
     def _check(name: str, dataset: Dataset[Any] | None) -> None:
