@@ -11,7 +11,7 @@ from conftest import CONF, ROOT
 
 SOURCE = ROOT / "src" / "lockstep"
 ROOMS = [
-    ["errors", "console", "help", "results", "plan", "rundir", "config", "preload"],
+    ["errors", "secrets", "console", "help", "results", "plan", "rundir", "config", "preload"],
     ["devices", "sizes", "placement", "signals", "epoch_mean", "group", "randomness", "rendezvous"],
     ["schedules", "precision"],
     ["data", "models", "strategies", "loggers", "record", "checkpoints"],
@@ -25,6 +25,7 @@ ROOMS = [
         "predictions",
         "resume",
         "features",
+        "pictures",
         "trained",
     ],
     ["workloads"],

@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,6 +35,7 @@ from lockstep.record import Run, record_refusal
 from lockstep.results import Result, objective_value, read_result
 from lockstep.resume import newest_checkpoint, resumed_config
 from lockstep.rundir import config_digest
+from lockstep.secrets import refuse_secrets, without_secrets
 from lockstep.sizes import batch_sizes, scaled_optimizer
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ def prepare(composed: DictConfig) -> Run:
     hydra = HydraConfig.get()
     directory = Path(hydra.runtime.output_dir)
     config, resumed = _config_of(composed, hydra.mode, directory)
+    refuse_secrets(asdict(config))
     if config.seed is None:
         config = replace(config, seed=random.SystemRandom().randrange(2**31))
     elif config.seed < 0:
@@ -138,7 +140,7 @@ def _config_of(composed: DictConfig, mode: RunMode | None, directory: Path) -> t
 
 
 def _overrides() -> list[str]:
-    return list(HydraConfig.get().overrides.task)
+    return without_secrets(list(HydraConfig.get().overrides.task))
 
 
 def _plain_hydra(hydra: Any) -> dict[str, Any]:
