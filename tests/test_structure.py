@@ -11,7 +11,7 @@ from conftest import CONF, ROOT
 
 SOURCE = ROOT / "src" / "lockstep"
 ROOMS = [
-    ["errors", "console", "help", "results", "plan", "rundir", "config", "preload"],
+    ["errors", "secrets", "console", "help", "results", "plan", "rundir", "config", "preload"],
     [
         "devices",
         "sizes",
@@ -35,6 +35,7 @@ ROOMS = [
         "predictions",
         "resume",
         "features",
+        "pictures",
         "trained",
     ],
     ["workloads"],
@@ -76,6 +77,8 @@ BLANK = (
     tokenize.ENDMARKER,
 )
 WITHOUT_TORCH = [
+    "secrets",
+    "trust",
     "cli",
     "config",
     "rundir",

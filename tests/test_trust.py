@@ -15,7 +15,8 @@ from packaging.requirements import Requirement
 from lockstep.build import make
 from lockstep.config import Target
 from lockstep.errors import RunFailed, UsageError
-from lockstep.trust import PACKAGES, check_config, refuse_secrets
+from lockstep.secrets import refuse_secrets, refuse_secrets_in_words
+from lockstep.trust import PACKAGES, check_config
 
 KEY = "5f3a9c-not-a-real-key"
 
@@ -130,14 +131,16 @@ def test_a_secret_on_the_command_line_is_refused_and_written_nowhere(
 
 def test_a_secret_in_a_file_is_refused(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", KEY)
-    with pytest.raises(UsageError, match=r"callbacks\.push\.api_key must not be set") as error:
+    with pytest.raises(UsageError, match=r"callbacks\.push\.api_key must not hold") as error:
         launch(*SMALL, "+callbacks.push={api_key: '${oc.env:SOME_KEY}'}")
     assert KEY not in str(error.value)
 
 
 def test_ordinary_words_are_no_secrets() -> None:
-    refuse_secrets(["model.pad_token=0", "+model.tokens=5", "logger.wandb.api_key=null", "-m"])
-    check_config({"data": {"max_tokens": 8, "url": "https://example.org/a@b"}})
+    refuse_secrets_in_words(
+        ["model.pad_token=0", "+model.tokens=5", "logger.wandb.api_key=null", "-m"]
+    )
+    refuse_secrets({"data": {"max_tokens": 8, "url": "https://example.org/a@b"}})
 
 
 @pytest.mark.processes

@@ -21,6 +21,7 @@ from lockstep.config import Config, Target, TrainerConfig
 from lockstep.data import DataModule, Splits
 from lockstep.errors import UsageError, as_not_located
 from lockstep.exchange.chosen import strategy_class
+from lockstep.loggers.guarded import guarded
 from lockstep.placement import Placement
 from lockstep.record import Run
 from lockstep.refusals import refusals_named
@@ -129,7 +130,7 @@ def build_trainer(run: Run, callbacks: list[Callback]) -> Trainer:
         "devices": placement.devices,
         "strategy": build_strategy(config, placement),
         "callbacks": [*callbacks, *_each(config.callbacks)],
-        "logger": _each(config.logger) or False,
+        "logger": guarded(_each(config.logger)) or False,
         "default_root_dir": config.trainer.default_root_dir or run.directory,
     }
     shown = config.trainer.enable_progress_bar

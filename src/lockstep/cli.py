@@ -35,8 +35,9 @@ from lockstep.record import Run, record_refusal
 from lockstep.results import Result, objective_value, read_result
 from lockstep.resume import newest_checkpoint, resumed_config
 from lockstep.rundir import config_digest
+from lockstep.secrets import refuse_secrets, refuse_secrets_in_words, without_secrets
 from lockstep.sizes import batch_sizes, scaled_optimizer
-from lockstep.trust import check_config, refuse_secrets
+from lockstep.trust import check_config
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ def prepare(composed: DictConfig) -> Run:
     directory = Path(hydra.runtime.output_dir)
     config, resumed = _config_of(composed, hydra.mode, directory)
     check_config(asdict(config))
+    refuse_secrets(asdict(config))
     if config.seed is None:
         config = replace(config, seed=random.SystemRandom().randrange(2**31))
     elif config.seed < 0:
@@ -140,7 +142,7 @@ def _config_of(composed: DictConfig, mode: RunMode | None, directory: Path) -> t
 
 
 def _overrides() -> list[str]:
-    return list(HydraConfig.get().overrides.task)
+    return without_secrets(list(HydraConfig.get().overrides.task))
 
 
 def _plain_hydra(hydra: Any) -> dict[str, Any]:
@@ -175,7 +177,7 @@ def readable_errors() -> Iterator[None]:
     given = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing
     try:
-        refuse_secrets(sys.argv[1:])
+        refuse_secrets_in_words(sys.argv[1:])
         yield
         sweep.check_not_empty()
     except KeyboardInterrupt:

@@ -125,6 +125,8 @@ class Config:
     """Test after training, with the best checkpoint when one is monitored."""
     predict: bool = False
     """After that, write the predictions of the test data, in its order, as ``predictions.pt``."""
+    plots: bool = False
+    """Draw learning curves, confusion matrix and sample predictions beside ``metrics.csv``."""
     compare: bool = False
     """After training, measure what the exchange of gradients costs; for the report of a sweep."""
     compile: Any = False

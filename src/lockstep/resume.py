@@ -28,6 +28,7 @@ MAY_CHANGE = (
     "logger",
     "notes",
     "objective",
+    "plots",
     "predict",
     "resume",
     "strategy",

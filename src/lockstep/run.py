@@ -71,6 +71,10 @@ def build_here(run: Run) -> Built:
     ]
     if run.config.compare:
         guards.append(ExchangeCost())
+    if run.config.plots:
+        from lockstep.pictures.callback import Pictures
+
+        guards.append(Pictures(run.directory))
     built = build(run, [*guards, *pruning(run)])
     trim(built.trainer, built.module)
     if run.config.init_from is not None and run.checkpoint is None:

@@ -1,14 +1,14 @@
-"""What a config may not do or hold: run any code there is, or keep a secret. Imports no torch.
+"""What a config may not do: run any code there is. Imports no torch.
 
 Configs travel: with checkpoints, in issues, between people. One that names ``os.system`` as a
-``_target_`` is a program, and one with a password in it is a leak.
+``_target_`` is a program.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
@@ -26,22 +26,14 @@ REFUSED = re.compile(
     r"|\.(load|load_library|load_from_checkpoint|_\w+)(\.|$)"
 )
 """Names in those packages that fetch, unpickle or compile code, and private ones."""
-SECRET = re.compile(
-    r"(^|_)(api_?key|password|passwd|passphrase|secret(_key)?|private_key|credentials?"
-    r"|(access|api|auth|bearer|hf)_token)$",
-    re.IGNORECASE,
-)
-WITH_PASSWORD = re.compile(r"\w://[^/@\s]+:[^/@\s]+@")
 PROJECT = Path(__file__).resolve().parents[2]
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Refuse targets that are not allowed, and values that are secrets; raises `UsageError`."""
+    """Refuse targets that are not allowed; raises `UsageError`."""
     for key, value in _leaves(config, ""):
         if key.rpartition(".")[2] == "_target_":
             check_target(str(value), key)
-        elif isinstance(value, str) and value:
-            _check_secret(key, value)
 
 
 def check_target(name: str, key: str = "_target_") -> None:
@@ -84,29 +76,6 @@ def targets(config: object) -> Iterator[str]:
     yield from (
         str(value) for key, value in _leaves(config, "") if key.rpartition(".")[2] == "_target_"
     )
-
-
-def refuse_secrets(words: Iterable[str]) -> None:
-    """The same for a command line, before anything is written; raises `UsageError`."""
-    for word in words:
-        key, given, value = word.partition("=")
-        if given:
-            _check_secret(key.lstrip("+~"), value)
-
-
-def _check_secret(key: str, value: str) -> None:
-    # The value is not told: messages are written to logs and results.
-    if SECRET.search(key.rpartition(".")[2]) and value != "null":
-        raise UsageError(
-            f"{key} must not be set: a config is written into each run's directory, result and "
-            "logger. Leave it out and set the service's environment variable, such as "
-            "WANDB_API_KEY or MLFLOW_TRACKING_PASSWORD; a part of your own can read os.environ."
-        )
-    if WITH_PASSWORD.search(value):
-        raise UsageError(
-            f"{key} must be an address without a password: it is written into each run's "
-            "directory, result and logger. Set the service's environment variable instead."
-        )
 
 
 def _in_project(package: str) -> bool:

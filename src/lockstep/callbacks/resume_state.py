@@ -15,6 +15,7 @@ from lockstep.data.loader import training_position
 from lockstep.epoch_mean import EpochMean
 from lockstep.group import gather
 from lockstep.loggers.csv import CsvLogger
+from lockstep.loggers.mlflow import MlflowLogger
 from lockstep.randomness import random_state, seed_everything, set_random_state
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class ResumeState(Callback):
         step, saved = trainer.global_step, self._saved
         if self._resumed and trainer.is_global_zero:
             for logger in trainer.loggers:
-                if isinstance(logger, CsvLogger):
+                if isinstance(logger, CsvLogger | MlflowLogger):
                     logger.rewind(step)
         if saved is None:
             return

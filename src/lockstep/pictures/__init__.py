@@ -1,0 +1,1 @@
+"""PNG files beside ``metrics.csv``, and in the loggers that show pictures: ``plots=true``."""
