@@ -38,7 +38,7 @@ ROOMS = [
     ["slots"],
     ["search"],
     ["cli"],
-    ["parity", "use"],
+    ["parity", "use", "notebook"],
 ]
 """A room imports from its own row and the rows above."""
 CORE = [
@@ -87,6 +87,7 @@ WITHOUT_TORCH = [
     "slots/host",
     "slots/pool",
     "slots/schedule",
+    "notebook",
     "parity/__main__",
     "parity/trial",
     "use/command",
