@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 FROM_THE_TOP = {
     "index": "README.md",
     "contributing": "CONTRIBUTING.md",
+    "chinese": "README.zh.md",
 }
 """Page of the site -> the file that GitHub shows; the page's own text comes after it."""
 
