@@ -11,7 +11,7 @@ RUN := .venv/bin/python
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 SIX_JOBS := trainer.strategy=dp,ddp,ddp_spawn trainer.devices=1,2
 
-.PHONY: help setup train sweep test test-fast test-slow check format bench clean distclean \
+.PHONY: help setup train sweep test test-fast test-slow check format bench docs clean distclean \
   new update template
 
 help: ## List the targets (default)
@@ -63,6 +63,9 @@ format: setup ## Format the code and repair what ruff can
 
 bench: setup ## Run the benchmarks; ARGS go to them
 	$(RUN) -m benchmarks $(ARGS)
+
+docs: setup ## Build the site into build/docs; open index.html there, no server needed
+	$(RUN) -m sphinx -W --keep-going -n -q -d build/doctrees docs build/docs
 
 clean: ## Remove caches and all runs: outputs/ and multirun/
 	find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -49,7 +49,7 @@ ROOMS = [
     ["slots"],
     ["search"],
     ["cli"],
-    ["parity", "use", "schema"],
+    ["parity", "use", "schema", "notebook"],
     # only: starter
     ["new"],
     # end only
@@ -103,6 +103,7 @@ WITHOUT_TORCH = [
     "slots/host",
     "slots/pool",
     "slots/schedule",
+    "notebook",
     "parity/__main__",
     "parity/trial",
     "use/command",

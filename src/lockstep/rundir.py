@@ -102,6 +102,11 @@ def _drawn() -> str:
     return f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(2)}"
 
 
+def new_run_name() -> None:
+    """Draw another name for the next run of this process: a notebook has many."""
+    _drawn.cache_clear()
+
+
 def _agreed_under_torchrun(environ: Mapping[str, str]) -> str:
     """Ranks start in different seconds, on machines with different clocks: rank 0's name is passed
     to the others through the launcher's own store."""
