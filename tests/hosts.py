@@ -128,17 +128,32 @@ def _plug_in(host: Host) -> None:
     ip("-n", host.namespace, "link", "set", "lo", "up")
 
 
-def torchrun(host: Host, nnodes: int, *overrides: str, options: tuple[str, ...] = ()) -> list[str]:
-    """torchrun's command on ``host``: two processes a host, which meet at host 0."""
+def torchrun(
+    host: Host, nnodes: int, *overrides: str, options: tuple[str, ...] = (), per_host: int = 2
+) -> list[str]:
+    """torchrun's command on ``host``; all meet at host 0, whose agent is told so."""
     return [
         *(sys.executable, "-m", "torch.distributed.run"),
         f"--nnodes={nnodes}",
-        "--nproc-per-node=2",
+        f"--nproc-per-node={per_host}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint=10.77.0.1:{PORT}",
-        f"--rdzv-conf=is_host={int(host.number == 0)}",
+        f"--rdzv-conf=is_host={int(host.number == 0)},read_timeout=5",
         f"--local-addr={host.address}",
         *options,
+        *train(*overrides),
+    ]
+
+
+def launch_script(host: Host, nnodes: int, *overrides: str) -> list[str]:
+    """The older command, whose rendezvous is static."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.launch"),
+        f"--nnodes={nnodes}",
+        f"--node-rank={host.number}",
+        "--nproc-per-node=2",
+        "--master-addr=10.77.0.1",
+        f"--master-port={PORT}",
         *train(*overrides),
     ]
 
@@ -147,5 +162,5 @@ def train(*overrides: str) -> list[str]:
     return [str(ROOT / "train.py"), "--config-dir", str(TEST_CONF), *overrides]
 
 
-def where(nnodes: int) -> list[str]:
-    return ["trainer.strategy=ddp", "trainer.devices=2", f"trainer.num_nodes={nnodes}"]
+def where(nnodes: int, per_host: int = 2) -> list[str]:
+    return ["trainer.strategy=ddp", f"trainer.devices={per_host}", f"trainer.num_nodes={nnodes}"]

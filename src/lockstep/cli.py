@@ -178,6 +178,9 @@ def readable_errors() -> Iterator[None]:
     # Idle OpenMP threads sleep instead of spinning: with anything else on the cores, a small
     # model's steps otherwise take several times as long. Read when torch is imported, later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # What torch.distributed.launch adds to a command line says no more than the environment does.
+    added = f"--local-rank={os.environ.get('LOCAL_RANK')}"
+    sys.argv[:] = [word for word in sys.argv if word != added]
     given = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing
     try:

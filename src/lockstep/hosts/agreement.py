@@ -63,7 +63,7 @@ def agreed(run: Run) -> Run:
         mark.touch()
     try:
         met.put(f"here/{met.rank}", json.dumps(_described(run)))
-        _settle(met, "started", lambda: _first_difference(_collected(met, "here")))
+        _settle(met, "started", lambda: first_difference(_collected(met, "here")))
         met.put(f"sees/{met.rank}", json.dumps(_sees(mark)))
         _settle(met, "sees all", lambda: _blind(_collected(met, "sees"), run.directory))
     finally:
@@ -111,7 +111,7 @@ def _collected(met: Meeting, key: str) -> list[dict[str, Any]]:
     return found
 
 
-def _first_difference(ranks: list[dict[str, Any]]) -> str | None:
+def first_difference(ranks: list[dict[str, Any]]) -> str | None:
     """The rule, the values and the repair, for the first rank that is not as rank 0 is."""
     for rank, there in enumerate(ranks):
         differences = list(_differences(ranks[0], there))
