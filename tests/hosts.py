@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -128,6 +129,15 @@ def _plug_in(host: Host) -> None:
     ip("-n", host.namespace, "link", "set", "lo", "up")
     # The agent of a host that is cut off waits for as long as the kernel sends again: 15 minutes.
     ip("netns", "exec", host.namespace, "sysctl", "-qw", "net.ipv4.tcp_retries2=3")
+
+
+def finish(started: list[subprocess.Popen[str]], within_s: float = 120) -> list[int]:
+    deadline = time.monotonic() + within_s
+    return [process.wait(max(0.1, deadline - time.monotonic())) for process in started]
+
+
+def output(directory: Path, number: int) -> str:
+    return (directory / f"host{number}.out").read_text()
 
 
 def torchrun(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import SMALL, Launch
-from hosts import Host, hosts, launch_script, missing, torchrun, where
+from hosts import Host, finish, hosts, launch_script, missing, output, torchrun, where
 from recording import rows
 
 from lockstep.hosts.agreement import first_difference
@@ -25,15 +24,6 @@ def needs_hosts() -> None:
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
-
-
-def finish(started: list[subprocess.Popen[str]], within_s: float = 120) -> list[int]:
-    deadline = time.monotonic() + within_s
-    return [process.wait(max(0.1, deadline - time.monotonic())) for process in started]
-
-
-def output(directory: Path, number: int) -> str:
-    return (directory / f"host{number}.out").read_text()
 
 
 def the_run(directory: Path) -> tuple[Path, Result]:
@@ -58,8 +48,11 @@ def assert_is_the_run_of_one_device(
     assert (result["status"], result["steps"]) == ("finished", reference["steps"])
     seen = result["samples_seen"]
     assert (seen["val"], seen["test"]) == (33, 33)
-    for name, value in reference["metrics"].items():
-        assert result["metrics"][name] == pytest.approx(value, rel=1e-5), name
+    # A run that went on in the middle of an epoch has the mean over the rest of it.
+    names = reference["metrics"].keys() - ({"train/loss"} if result["resumed_from"] else set())
+    for name in names:
+        expected_value = pytest.approx(reference["metrics"][name], rel=1e-5)
+        assert result["metrics"][name] == expected_value, name
 
 
 @pytest.mark.cluster

@@ -38,7 +38,7 @@ ROOMS = [
     ["slots"],
     ["search"],
     ["cli"],
-    ["parity", "use"],
+    ["parity", "use", "doctor"],
 ]
 """A room imports from its own row and the rows above."""
 CORE = [
