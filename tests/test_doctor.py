@@ -145,6 +145,24 @@ def test_a_package_outside_its_bounds_is_bad(
     assert words is None or "pip install 'lightning>=2.6.4,<2.7'" in found.line()
 
 
+def test_a_rendezvous_answers_where_somebody_listens_and_only_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from lockstep.doctor.__main__ import main
+
+    with socket.socket() as listens:
+        listens.bind(("127.0.0.1", 0))
+        listens.listen()
+        endpoint = f"127.0.0.1:{listens.getsockname()[1]}"
+        assert main([f"--reach={endpoint}"]) == 0
+        assert f"{endpoint} answers" in capsys.readouterr().out
+    assert main([f"--reach={endpoint}"]) == 1
+    assert f"nobody answers at {endpoint}: " in capsys.readouterr().out
+    for wrong in ("localhost", "localhost:", "localhost:0", "localhost:70000"):
+        with pytest.raises(UsageError, match=f"must be HOST:PORT.*got '{wrong}'"):
+            main([f"--reach={wrong}"])
+
+
 def test_a_time_that_is_none_is_refused() -> None:
     from lockstep.doctor.__main__ import main
 

@@ -10,7 +10,7 @@ import sys
 from lockstep.cli import readable_errors
 from lockstep.devices import ACCELERATORS, resolve_accelerator, resolve_devices
 from lockstep.doctor.finding import Finding
-from lockstep.doctor.machine import findings
+from lockstep.doctor.machine import findings, reach
 from lockstep.errors import UsageError
 from lockstep.hosts.meeting import under_torchrun
 
@@ -27,7 +27,10 @@ def main(arguments: list[str] | None = None) -> int:
     add("--accelerator", choices=ACCELERATORS, default="auto", help="%(default)s")
     add("--devices", default="auto", help="processes of the all-reduce: auto is all GPUs, or 2")
     add("--timeout", type=float, default=20, metavar="SECONDS", help="of it: %(default)s")
+    add("--reach", metavar="HOST:PORT", help="does this rendezvous answer? and nothing else")
     asked = parser.parse_args(arguments)
+    if asked.reach is not None:
+        return _verdict(_print([reach(asked.reach)]))
     if asked.timeout <= 0:
         raise UsageError(f"--timeout must be greater than 0; got {asked.timeout:g}.")
     here = _among_ranks if under_torchrun() else _alone

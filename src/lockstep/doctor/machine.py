@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lockstep.devices import available, driver_gpus, resolve_accelerator
 from lockstep.doctor.finding import Finding
+from lockstep.errors import UsageError
 
 SHM = Path("/dev/shm")
 LEAST_SHM_BYTES = 256 * 2**20
@@ -124,6 +125,22 @@ def ports(wanted: Mapping[int, str]) -> Iterator[Finding]:
             )
         else:
             yield Finding("ports", f"{port} ({user}) is free")
+
+
+def reach(endpoint: str, timeout_s: float = 3) -> Finding:
+    """Does somebody listen at ``HOST:PORT``? torchrun itself asks for minutes before it says no."""
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise UsageError(f"--reach must be HOST:PORT, as of --rdzv-endpoint; got {endpoint!r}.")
+    try:
+        socket.create_connection((host, int(port)), timeout=timeout_s).close()
+    except OSError as error:
+        return Finding(
+            "reach",
+            f"nobody answers at {endpoint}: {error}",
+            "Start torchrun on that host first, and look at its name, port and firewall.",
+        )
+    return Finding("reach", f"{endpoint} answers")
 
 
 def name_of_host(several_hosts: bool) -> Finding:
