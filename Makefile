@@ -11,12 +11,12 @@ RUN := .venv/bin/python
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 SIX_JOBS := trainer.strategy=dp,ddp,ddp_spawn trainer.devices=1,2
 
-.PHONY: help setup train sweep test test-fast test-slow check format bench docs clean distclean \
+.PHONY: help setup train sweep test test-fast test-slow test-cluster check format bench docs clean distclean \
   new update template
 
 help: ## List the targets (default)
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.x]'
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
 
 setup: .venv/.installed ## Make .venv with the versions in constraints.txt (once)
 
@@ -27,13 +27,16 @@ sweep: setup ## Run a sweep; without ARGS: dp, ddp and ddp_spawn, each on 1 and 
 	$(RUN) train.py -m $(if $(ARGS),$(ARGS),$(SIX_JOBS))
 
 test: setup ## Run all tests but the slow ones; ARGS go to pytest
-	$(RUN) -m pytest -m "not slow" $(ARGS)
+	$(RUN) -m pytest -m "not slow and not cluster" $(ARGS)
 
 test-fast: setup ## Run the tests that start no processes
-	$(RUN) -m pytest -m "not slow and not processes" $(ARGS)
+	$(RUN) -m pytest -m "not slow and not processes and not cluster" $(ARGS)
 
 test-slow: setup ## Run the slow tests, which are combinations of what make test covers
-	$(RUN) -m pytest -m slow $(ARGS)
+	$(RUN) -m pytest -m "slow and not cluster" $(ARGS)
+
+test-cluster: setup ## Run the tests over several hosts, made of network namespaces: needs root
+	$(RUN) -m pytest -m cluster $(ARGS)
 
 check: setup ## Check format, lint, types, YAML, workflows and spelling; changes nothing
 	$(RUN) -m ruff format --check .

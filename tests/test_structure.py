@@ -38,7 +38,7 @@ ROOMS = [
         "pictures",
         "trained",
     ],
-    ["workloads"],
+    ["workloads", "hosts"],
     ["refusals", "exchange"],
     ["build", "overhead"],
     ["outcome"],
@@ -49,7 +49,7 @@ ROOMS = [
     ["slots"],
     ["search"],
     ["cli"],
-    ["parity", "use", "schema", "notebook"],
+    ["parity", "use", "schema", "notebook", "doctor"],
     # only: starter
     ["new"],
     # end only
@@ -91,6 +91,9 @@ WITHOUT_TORCH = [
     "results",
     "resume",
     "failures",
+    "hosts/agreement",
+    "hosts/loss",
+    "hosts/meeting",
     "preload",
     "processes",
     "launch",

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -27,7 +28,10 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 from lockstep import sweep
 from lockstep.config import Config, as_config
 from lockstep.errors import RunFailed, UsageError
+from lockstep.failures import PEER_DELAY_S
 from lockstep.help import help_text
+from lockstep.hosts.agreement import agreed, restarted
+from lockstep.hosts.meeting import PeerRefusal, from_rank_zero, tell_peers
 from lockstep.launch import launch
 from lockstep.placement import place
 from lockstep.precision import check_precision
@@ -81,7 +85,8 @@ def prepare(composed: DictConfig) -> Run:
     check_config(asdict(config))
     refuse_secrets(asdict(config))
     if config.seed is None:
-        config = replace(config, seed=random.SystemRandom().randrange(2**31))
+        drawn = from_rank_zero("seed", lambda: str(random.SystemRandom().randrange(2**31)))
+        config = replace(config, seed=int(drawn))
     elif config.seed < 0:
         raise UsageError(f"seed must be 0 or greater, or null to draw one; got {config.seed}.")
     for key, value in (
@@ -106,7 +111,7 @@ def prepare(composed: DictConfig) -> Run:
     micro_steps = config.trainer.accumulate_grad_batches
     sizes = batch_sizes(config.data, placement.world_size, micro_steps)
     checkpoint = newest_checkpoint(directory) if resumed else None
-    return Run(
+    run = Run(
         config,
         placement,
         sizes,
@@ -118,6 +123,7 @@ def prepare(composed: DictConfig) -> Run:
         config_digest=config_digest(composed),
         checkpoint=checkpoint,
     )
+    return agreed(run)
 
 
 def _config_of(composed: DictConfig, mode: RunMode | None, directory: Path) -> tuple[Config, bool]:
@@ -126,6 +132,8 @@ def _config_of(composed: DictConfig, mode: RunMode | None, directory: Path) -> t
     if goes_on and mode != RunMode.MULTIRUN:
         raise UsageError("sweep.resume goes on with a sweep: add -m and the sweep's overrides.")
     if goes_on and (directory / ".hydra" / "config.yaml").exists():
+        return resumed_config(composed, _overrides(), directory), True
+    if restarted(directory):
         return resumed_config(composed, _overrides(), directory), True
     if composed.resume is None:
         config = as_config(composed)
@@ -174,6 +182,9 @@ def readable_errors() -> Iterator[None]:
     # Idle OpenMP threads sleep instead of spinning: with anything else on the cores, a small
     # model's steps otherwise take several times as long. Read when torch is imported, later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # What torch.distributed.launch adds to a command line says no more than the environment does.
+    added = f"--local-rank={os.environ.get('LOCAL_RANK')}"
+    sys.argv[:] = [word for word in sys.argv if word != added]
     given = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing
     try:
@@ -203,7 +214,13 @@ def readable_errors() -> Iterator[None]:
 
 def _exit(error: Exception) -> NoReturn:
     kind = "failed" if isinstance(error, RunFailed) else "error"
-    print(f"{kind}: {explain(error)}", file=sys.stderr)
+    message = explain(error)
+    if not isinstance(error, PeerRefusal | RunFailed):
+        tell_peers(message)  # of a run that failed, its ranks have told each other
+    elif isinstance(error, PeerRefusal) and os.environ["LOCAL_RANK"] != "0":
+        time.sleep(PEER_DELAY_S)  # torchrun ends a host's ranks at the first that leaves
+        sys.exit(1)
+    print(f"{kind}: {message}", file=sys.stderr)
     sys.exit(1)
 
 

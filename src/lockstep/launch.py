@@ -12,6 +12,7 @@ import traceback
 from dataclasses import replace
 
 from lockstep.errors import RunFailed, UsageError, as_usage_error, one_line
+from lockstep.hosts.loss import explained
 from lockstep.placement import STRATEGIES
 from lockstep.preload import FOR_TRAINING, preload
 from lockstep.processes import context, in_ranks, in_worker, unchanged_process
@@ -46,7 +47,7 @@ def _recorded(run: Run) -> float | list[float] | None:
         outcome = {"status": "finished", **_compute(run)}
         value = _objective(run, outcome)
     except BaseException as error:
-        seen = _as_seen_by_a_person(error)
+        seen = explained(run, error, _as_seen_by_a_person(error))
         if writes:
             _record_failure(run, error, seen)
         raise seen from error

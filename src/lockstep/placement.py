@@ -185,12 +185,17 @@ def _under_torchrun(
                 f"(WORLD_SIZE). Use trainer.strategy=ddp trainer.devices={local}, or plain python."
             )
         return ("worker" if sweep else "here"), 0
+    if world % local:
+        raise UsageError(
+            f"All hosts must run as many processes; torchrun started {local} of {world} here "
+            "(LOCAL_WORLD_SIZE, WORLD_SIZE). Use the same --nproc-per-node on every host."
+        )
     if (count, count * num_nodes) != (local, world):
         raise UsageError(
             f"torchrun started {world} processes, {local} on this machine (WORLD_SIZE, "
             f"LOCAL_WORLD_SIZE), but the config asks for {count * num_nodes} "
             f"(trainer.devices={count} trainer.num_nodes={num_nodes}). Use "
-            f"trainer.devices={local} trainer.num_nodes={max(1, world // local)}."
+            f"trainer.devices={local} trainer.num_nodes={world // local}."
         )
     _check_no_sweep(sweep, "torchrun")
     return "launched", int(environ["RANK"])

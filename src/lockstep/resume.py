@@ -142,7 +142,7 @@ def _length(config: Config) -> tuple[Any, ...]:
 
 
 def _refuse_other_run(before: Config, after: Config) -> None:
-    old, new = dict(_flat(asdict(before))), dict(_flat(asdict(after)))
+    old, new = dict(flat(asdict(before))), dict(flat(asdict(after)))
     changed = [
         f"{key} ({old.get(key)} -> {new.get(key)})"
         for key in sorted(old.keys() | new.keys())
@@ -160,9 +160,9 @@ def _may_change(key: str) -> bool:
     return any(key == allowed or key.startswith(f"{allowed}.") for allowed in MAY_CHANGE)
 
 
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         for name, item in value.items():
-            yield from _flat(item, f"{key}.{name}" if key else str(name))
+            yield from flat(item, f"{key}.{name}" if key else str(name))
     else:
         yield key, value

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -87,10 +87,12 @@ def _newest(root: str, pattern: str, key: str) -> Path:
 def run_name(environ: Mapping[str, str] = os.environ) -> str:
     """``<date>/<time>-<id>``, drawn once by rank 0; under SLURM ``slurm/<job>``, so that a requeued
     job finds its directory again."""
-    if {"TORCHELASTIC_RUN_ID", "RANK", "MASTER_PORT"} <= environ.keys() and (
-        int(environ.get("WORLD_SIZE", "1")) > 1
-    ):
-        return _agreed_under_torchrun(environ)
+    from lockstep.hosts.meeting import from_rank_zero, meeting, under_torchrun
+
+    if under_torchrun(environ):
+        # Ranks start in different seconds, on machines with different clocks: rank 0's name holds,
+        # and through torchrun's restarts its first one.
+        return from_rank_zero("run_name", lambda: meeting().first("run_name", _drawn()))
     if "SLURM_STEP_ID" in environ and int(environ.get("SLURM_NTASKS", "1")) > 1:
         return f"slurm/{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
     return _drawn()
@@ -105,24 +107,3 @@ def _drawn() -> str:
 def new_run_name() -> None:
     """Draw another name for the next run of this process: a notebook has many."""
     _drawn.cache_clear()
-
-
-def _agreed_under_torchrun(environ: Mapping[str, str]) -> str:
-    """Ranks start in different seconds, on machines with different clocks: rank 0's name is passed
-    to the others through the launcher's own store."""
-    if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return f"torchrun/{environ['TORCHELASTIC_RUN_ID']}-{environ['MASTER_PORT']}"
-    import torch.distributed as dist
-
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        environ["MASTER_ADDR"],
-        int(environ["MASTER_PORT"]),
-        is_master=False,
-        timeout=timedelta(seconds=60),
-    )
-    mine = dist.PrefixStore(  # type: ignore[attr-defined]
-        f"lockstep/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store
-    )
-    if int(environ["RANK"]) == 0:
-        mine.set("run_name", _drawn())
-    return str(mine.get("run_name").decode())

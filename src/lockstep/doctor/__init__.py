@@ -1,0 +1,1 @@
+"""What a run needs from its machines, looked at before a run does."""
