@@ -11,7 +11,7 @@ RUN := .venv/bin/python
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 SIX_JOBS := trainer.strategy=dp,ddp,ddp_spawn trainer.devices=1,2
 
-.PHONY: help setup train sweep test test-fast test-slow check format bench clean distclean
+.PHONY: help setup train sweep test test-fast test-slow test-slurm check format bench clean distclean
 
 help: ## List the targets (default)
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.x]'
@@ -26,13 +26,17 @@ sweep: setup ## Run a sweep; without ARGS: dp, ddp and ddp_spawn, each on 1 and 
 	$(RUN) train.py -m $(if $(ARGS),$(ARGS),$(SIX_JOBS))
 
 test: setup ## Run all tests but the slow ones; ARGS go to pytest
-	$(RUN) -m pytest -m "not slow" $(ARGS)
+	$(RUN) -m pytest -m "not slow and not slurm" $(ARGS)
 
 test-fast: setup ## Run the tests that start no processes
-	$(RUN) -m pytest -m "not slow and not processes" $(ARGS)
+	$(RUN) -m pytest -m "not slow and not processes and not slurm" $(ARGS)
 
 test-slow: setup ## Run the slow tests, which are combinations of what make test covers
-	$(RUN) -m pytest -m slow $(ARGS)
+	$(RUN) -m pytest -m "slow and not slurm" $(ARGS)
+
+test-slurm: setup ## Run the tests on a SLURM cluster on this machine (root, Debian's packages)
+	scripts/fetch-slurm.sh
+	$(RUN) -m pytest -m slurm $(ARGS)
 
 check: setup ## Check format, lint and types; changes nothing
 	$(RUN) -m ruff format --check .

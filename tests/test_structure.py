@@ -14,7 +14,7 @@ ROOMS = [
     ["errors", "console", "help", "results", "plan", "rundir", "config", "preload"],
     ["devices", "sizes", "placement", "signals", "epoch_mean", "group", "randomness", "rendezvous"],
     ["schedules", "precision"],
-    ["data", "models", "strategies", "loggers", "record", "checkpoints"],
+    ["data", "models", "strategies", "loggers", "record", "checkpoints", "slurm"],
     [
         "module",
         "callbacks",

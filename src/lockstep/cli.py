@@ -36,6 +36,7 @@ from lockstep.results import Result, objective_value, read_result
 from lockstep.resume import newest_checkpoint, resumed_config
 from lockstep.rundir import config_digest
 from lockstep.sizes import batch_sizes, scaled_optimizer
+from lockstep.slurm.requeue import was_requeued
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +64,13 @@ def run(
 
 
 def finished_before(composed: DictConfig) -> Result | None:
-    """The result of this job of a sweep that goes on, when there is nothing left to do."""
-    if composed.sweep.resume is None or HydraConfig.get().mode != RunMode.MULTIRUN:
+    """The result of a job of a sweep or of SLURM that goes on, when nothing is left to do."""
+    directory = Path(HydraConfig.get().runtime.output_dir)
+    goes_on = composed.sweep.resume is not None and HydraConfig.get().mode == RunMode.MULTIRUN
+    if not (goes_on or was_requeued(directory)):
         return None
     # The directory was chosen by the job's config and code: `lockstep.rundir.job_directory`.
-    result = read_result(Path(HydraConfig.get().runtime.output_dir) / "result.json")
+    result = read_result(directory / "result.json")
     return result if result["status"] in ("finished", "pruned") else None
 
 
@@ -122,6 +125,8 @@ def _config_of(composed: DictConfig, mode: RunMode | None, directory: Path) -> t
     if goes_on and mode != RunMode.MULTIRUN:
         raise UsageError("sweep.resume goes on with a sweep: add -m and the sweep's overrides.")
     if goes_on and (directory / ".hydra" / "config.yaml").exists():
+        return resumed_config(composed, _overrides(), directory), True
+    if composed.resume is None and was_requeued(directory):
         return resumed_config(composed, _overrides(), directory), True
     if composed.resume is None:
         config = as_config(composed)
