@@ -38,16 +38,17 @@ def requeue_if_told(run: Run, environ: Mapping[str, str] = os.environ) -> None:
     if stop.asked != getattr(signal, "SIGUSR1", None) or "SLURM_STEP_ID" not in environ:
         return
     job = environ["SLURM_JOB_ID"]
-    problem = _why_not(run, environ) or _requeue(job)
+    problem = _why_not(run) or _requeue(job)
     if problem is None:
         log.info("requeued job %s: the run goes on when it starts again", job)
     else:
         log.error("job %s is not requeued: %s. Go on with resume=%s", job, problem, run.directory)
 
 
-def _why_not(run: Run, environ: Mapping[str, str]) -> str | None:
-    alone = "SUBMITIT_EXECUTOR" in environ or "MULTIRUN" not in str(run.hydra.get("mode"))
-    return None if alone else "its sweep would begin anew; sweep.resume goes on with it"
+def _why_not(run: Run) -> str | None:
+    if "MULTIRUN" in str(run.hydra.get("mode")):
+        return "its sweep would begin anew; sweep.resume goes on with it"
+    return None
 
 
 def _requeue(job: str) -> str | None:
