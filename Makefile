@@ -11,7 +11,7 @@ RUN := .venv/bin/python
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 SIX_JOBS := trainer.strategy=dp,ddp,ddp_spawn trainer.devices=1,2
 
-.PHONY: help setup train sweep test test-fast test-slow test-slurm check format bench clean distclean
+.PHONY: help setup train sweep test test-fast test-slow test-cluster check format bench clean distclean
 
 help: ## List the targets (default)
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.x]'
@@ -34,9 +34,9 @@ test-fast: setup ## Run the tests that start no processes
 test-slow: setup ## Run the slow tests, which are combinations of what make test covers
 	$(RUN) -m pytest -m "slow and not slurm" $(ARGS)
 
-test-slurm: setup ## Run the tests on a SLURM cluster on this machine (root, Debian's packages)
+test-cluster: setup ## Run the tests on a cluster made on this machine (root, Debian's packages)
 	scripts/fetch-slurm.sh
-	$(RUN) -m pytest -m slurm $(ARGS)
+	$(RUN) -m pytest -m "slurm" $(ARGS)
 
 check: setup ## Check format, lint and types; changes nothing
 	$(RUN) -m ruff format --check .

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from conftest import ROOT
+import pytest
 
+ROOT = Path(__file__).parents[1]
 PREFIX = ROOT / "build" / "slurm"
 """Where ``scripts/fetch-slurm.sh`` unpacks the packages."""
 CONFIG = """
@@ -52,6 +55,27 @@ def why_not() -> str | None:
     if os.geteuid() != 0:
         return "needs root: SLURM's daemons start jobs as other users"
     return None
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    state = Path(tempfile.mkdtemp(prefix="slurm-"))
+    state.chmod(0o755)  # munge demands it; pytest's directories are private
+    cluster = Cluster(state)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+    shutil.rmtree(state)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A working directory with the project's files, where jobs write."""
+    for name in ("train.py", "conf", "scripts"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
 
 
 class Cluster:

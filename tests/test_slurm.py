@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, TEST_CONF, Launch
+from conftest import TEST_CONF, Launch
 from slurm_cluster import Cluster, why_not
 from test_resume import BREAK, RUN, STEPS, assert_same_run, weights
 
@@ -22,27 +19,6 @@ pytestmark = [
 ]
 SETTINGS = f"hydra.searchpath=[file://{TEST_CONF}]"
 DDP_2 = ["trainer.strategy=ddp", "trainer.devices=2"]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    state = Path(tempfile.mkdtemp(prefix="slurm-"))
-    state.chmod(0o755)  # munge demands it; pytest's directories are private
-    cluster = Cluster(state)
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.stop()
-    shutil.rmtree(state)
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A working directory with the project's files, where jobs write."""
-    for name in ("train.py", "conf", "scripts"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    return tmp_path
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ ROOMS = [
     ["slots"],
     ["search"],
     ["cli"],
-    ["parity", "use"],
+    ["parity", "use", "slurm_sweep"],
 ]
 """A room imports from its own row and the rows above."""
 CORE = [
@@ -85,6 +85,8 @@ WITHOUT_TORCH = [
     "search/study",
     "precision",
     "slots/host",
+    "slurm_sweep/collect",
+    "slurm_sweep/task",
     "slots/pool",
     "slots/schedule",
     "parity/__main__",

@@ -21,13 +21,15 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 60.0
 """Seconds that SLURM's controller gets to answer."""
+GOES_ON = "LOCKSTEP_GOES_ON"
+"""Set for a job of a sweep whose directory an earlier job has begun."""
 
 
 def was_requeued(directory: Path, environ: Mapping[str, str] = os.environ) -> bool:
-    """This job ran before, and what it ran has begun the run in ``directory``."""
-    restarts = int(environ.get("SLURM_RESTART_COUNT") or "0")
+    """This job, or one that it goes on for, ran before and has begun the run in ``directory``."""
+    before = int(environ.get("SLURM_RESTART_COUNT") or "0") > 0 or GOES_ON in environ
     begun = (directory / ".hydra" / "config.yaml").exists()
-    return restarts > 0 and "SLURM_STEP_ID" in environ and begun
+    return before and "SLURM_STEP_ID" in environ and begun
 
 
 def requeue_if_told(run: Run, environ: Mapping[str, str] = os.environ) -> None:
