@@ -143,7 +143,9 @@ def _config_of(composed: DictConfig, mode: RunMode | None, directory: Path) -> t
 
 
 def _overrides() -> list[str]:
-    return list(HydraConfig.get().overrides.task)
+    given = OmegaConf.to_container(HydraConfig.get().overrides.task)  # as typed, with its ${...}
+    assert isinstance(given, list)
+    return given
 
 
 def _plain_hydra(hydra: Any) -> dict[str, Any]:

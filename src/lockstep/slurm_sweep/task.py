@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -40,6 +41,7 @@ class SweptRun:
         """Leaves with the exit status of a run that was started by hand."""
         for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR2):
             signal.signal(number, signal.SIG_DFL)  # submitit's handlers ignore the first two
+        logging.getLogger("submitit").propagate = False  # its lines are no part of train.log
         sys.path[:], sys.argv[:] = self.path, [self.script]
         Singleton.set_state(self.state)
         setup_globals()
