@@ -27,16 +27,18 @@ sweep: setup ## Run a sweep; without ARGS: dp, ddp and ddp_spawn, each on 1 and 
 	$(RUN) train.py -m $(if $(ARGS),$(ARGS),$(SIX_JOBS))
 
 test: setup ## Run all tests but the slow ones; ARGS go to pytest
-	$(RUN) -m pytest -m "not slow and not cluster" $(ARGS)
+	$(RUN) -m pytest -m "not slow and not cluster and not slurm" $(ARGS)
 
 test-fast: setup ## Run the tests that start no processes
-	$(RUN) -m pytest -m "not slow and not processes and not cluster" $(ARGS)
+	$(RUN) -m pytest -m "not slow and not processes and not cluster and not slurm" $(ARGS)
 
 test-slow: setup ## Run the slow tests, which are combinations of what make test covers
-	$(RUN) -m pytest -m "slow and not cluster" $(ARGS)
+	$(RUN) -m pytest -m "slow and not cluster and not slurm" $(ARGS)
 
-test-cluster: setup ## Run the tests over several hosts, made of network namespaces: needs root
-	$(RUN) -m pytest -m cluster $(ARGS)
+
+test-cluster: setup ## Run the tests over hosts and under SLURM, made on this machine: needs root
+	scripts/fetch-slurm.sh
+	$(RUN) -m pytest -m "cluster or slurm" $(ARGS)
 
 check: setup ## Check format, lint, types, YAML, workflows and spelling; changes nothing
 	$(RUN) -m ruff format --check .

@@ -18,6 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from slurm_cluster import cluster, project  # noqa: F401  (fixtures)
 
 from lockstep.config import register
 from lockstep.results import Result, read_result

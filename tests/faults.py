@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,10 @@ class BreakOnce(Callback):
                 assert host.pid is not None
                 os.kill(host.pid, signal.SIGKILL)
                 time.sleep(60)
+            if self.how == "scancel":  # SLURM's notice, to every task of the step
+                subprocess.check_call(["scancel", "--signal=USR1", os.environ["SLURM_JOB_ID"]])
+                time.sleep(2)
+                return
             os.kill(os.getpid(), getattr(signal, self.how))
 
 

@@ -30,6 +30,9 @@ TORCHRUN = {
 }
 TORCHRUN_4_ON_2 = TORCHRUN | {"WORLD_SIZE": "4", "RANK": "3"}
 TORCHRUN_1 = TORCHRUN | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "RANK": "0"}
+SLURM_JOB = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "CUDA_VISIBLE_DEVICES": ""}
+SRUN_1 = SLURM_JOB | {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
+SRUN_2_NODES = SRUN_1 | {"SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
 SRUN = {"SLURM_NTASKS": "2", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -85,6 +88,20 @@ def config(**trainer: Any) -> Config:
         ),
         ({"strategy": "dp", "devices": 2}, False, TORCHRUN_1, "here", "dp", 1, 0),
         ({"strategy": "ddp", "devices": 2}, False, SRUN, "launched", "ddp", 2, 1),
+        (
+            {"strategy": "ddp", "devices": 1, "num_nodes": 2},
+            False,
+            SRUN_2_NODES,
+            "launched",
+            "ddp",
+            2,
+            0,
+        ),
+        ({"strategy": "ddp", "devices": 1}, False, SLURM_JOB, "ranks", "ddp", 1, 0),
+        ({"devices": 1}, False, SLURM_JOB, "here", "auto", 1, 0),
+        ({"strategy": "dp", "devices": 2}, False, SRUN_1, "here", "dp", 1, 0),
+        ({"strategy": "ddp", "devices": 2}, True, SRUN_1, "ranks", "ddp", 2, 0),
+        ({"strategy": "ddp", "devices": 2}, True, SLURM_JOB, "ranks", "ddp", 2, 0),
         (
             {"strategy": "ddp", "devices": 2},
             False,
@@ -184,6 +201,9 @@ def test_visible_devices_that_do_not_exist_do_not_count(monkeypatch: pytest.Monk
             ["srun python train.py"],
         ),
         ({"strategy": "ddp", "devices": 4}, SRUN, ["srun started 2", "--ntasks-per-node"]),
+        ({"strategy": "ddp", "devices": 2}, SLURM_JOB, ["SLURM_STEP_ID", "srun python train.py"]),
+        ({"strategy": "ddp", "devices": 2}, SRUN_1, ["srun started 1", "--ntasks-per-node=2"]),
+        ({"strategy": "ddp", "devices": 2}, SRUN_2_NODES, ["1(x2) per node", "--nodes=1"]),
         ({"strategy": "ddp", "accelerator": "mps"}, NO_GPU, ["single device"]),
     ],
 )

@@ -22,6 +22,7 @@ OPTIONAL = [
     "features",
     "pictures",
     "doctor",
+    "slurm_sweep",
 ]
 LEFT_OUT = (".venv", ".git", ".*_cache", "__pycache__", "outputs", "multirun", "*.egg-info")
 SWEEP = ["-m", "trainer.strategy=dp,ddp,ddp_spawn", "trainer.devices=2", "trainer.max_epochs=1"]

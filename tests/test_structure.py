@@ -24,7 +24,7 @@ ROOMS = [
         "rendezvous",
     ],
     ["schedules", "precision"],
-    ["data", "models", "strategies", "loggers", "record", "checkpoints"],
+    ["data", "models", "strategies", "loggers", "record", "checkpoints", "slurm"],
     [
         "module",
         "callbacks",
@@ -49,7 +49,7 @@ ROOMS = [
     ["slots"],
     ["search"],
     ["cli"],
-    ["parity", "use", "schema", "notebook", "doctor"],
+    ["parity", "use", "schema", "notebook", "doctor", "slurm_sweep"],
     # only: starter
     ["new"],
     # end only
@@ -104,6 +104,8 @@ WITHOUT_TORCH = [
     "search/study",
     "precision",
     "slots/host",
+    "slurm_sweep/collect",
+    "slurm_sweep/task",
     "slots/pool",
     "slots/schedule",
     "notebook",

@@ -11,7 +11,7 @@ from typing import Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 
@@ -25,6 +25,7 @@ from lockstep.loggers.guarded import guarded
 from lockstep.placement import Placement
 from lockstep.record import Run
 from lockstep.refusals import refusals_named
+from lockstep.slurm.environment import cluster_environment
 from lockstep.strategies.data_parallel import DataParallelStrategy
 from lockstep.strategies.spawned import SpawnedEnvironment, start_method
 from lockstep.trust import check_objects
@@ -142,6 +143,8 @@ def build_trainer(run: Run, callbacks: list[Callback]) -> Trainer:
     plugins = [make(plugin) for plugin in config.trainer.plugins or []]
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         plugins.append(AtomicCheckpoints())
+    if not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+        plugins += cluster_environment(placement)
     arguments["plugins"] = plugins
     with refusals_named(config.trainer):
         return Trainer(**arguments)

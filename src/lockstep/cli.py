@@ -41,6 +41,7 @@ from lockstep.resume import newest_checkpoint, resumed_config
 from lockstep.rundir import config_digest
 from lockstep.secrets import refuse_secrets, refuse_secrets_in_words, without_secrets
 from lockstep.sizes import batch_sizes, scaled_optimizer
+from lockstep.slurm.requeue import was_requeued
 from lockstep.trust import check_config
 
 log = logging.getLogger(__name__)
@@ -69,11 +70,13 @@ def run(
 
 
 def finished_before(composed: DictConfig) -> Result | None:
-    """The result of this job of a sweep that goes on, when there is nothing left to do."""
-    if composed.sweep.resume is None or HydraConfig.get().mode != RunMode.MULTIRUN:
+    """The result of a job of a sweep or of SLURM that goes on, when nothing is left to do."""
+    directory = Path(HydraConfig.get().runtime.output_dir)
+    goes_on = composed.sweep.resume is not None and HydraConfig.get().mode == RunMode.MULTIRUN
+    if not (goes_on or was_requeued(directory)):
         return None
     # The directory was chosen by the job's config and code: `lockstep.rundir.job_directory`.
-    result = read_result(Path(HydraConfig.get().runtime.output_dir) / "result.json")
+    result = read_result(directory / "result.json")
     return result if result["status"] in ("finished", "pruned") else None
 
 
@@ -133,7 +136,7 @@ def _config_of(composed: DictConfig, mode: RunMode | None, directory: Path) -> t
         raise UsageError("sweep.resume goes on with a sweep: add -m and the sweep's overrides.")
     if goes_on and (directory / ".hydra" / "config.yaml").exists():
         return resumed_config(composed, _overrides(), directory), True
-    if restarted(directory):
+    if restarted(directory) or (composed.resume is None and was_requeued(directory)):
         return resumed_config(composed, _overrides(), directory), True
     if composed.resume is None:
         config = as_config(composed)
@@ -150,7 +153,9 @@ def _config_of(composed: DictConfig, mode: RunMode | None, directory: Path) -> t
 
 
 def _overrides() -> list[str]:
-    return without_secrets(list(HydraConfig.get().overrides.task))
+    given = OmegaConf.to_container(HydraConfig.get().overrides.task)  # as typed, with its ${...}
+    assert isinstance(given, list)
+    return without_secrets(given)
 
 
 def _plain_hydra(hydra: Any) -> dict[str, Any]:

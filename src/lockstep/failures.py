@@ -123,6 +123,7 @@ def raise_cause(notes: Path, exit_codes: dict[int, int]) -> None:
     if not failures:
         raise RunFailed(f"the processes ended without a result; exit statuses {exit_codes}")
     first = failures[0]
+    stop.asked = stop.asked or first.stopped
     if first.stopped == signal.SIGINT:
         raise KeyboardInterrupt
     if first.stopped is not None:

@@ -19,7 +19,8 @@ from lockstep.processes import context, in_ranks, in_worker, unchanged_process
 from lockstep.record import Run, claimed, write_result
 from lockstep.results import Result, objective_key, objective_value
 from lockstep.resume import newest_checkpoint
-from lockstep.signals import leave_on_signals
+from lockstep.signals import ignoring_signals, leave_on_signals
+from lockstep.slurm.requeue import requeue_if_told
 from lockstep.summary import closing_block, opening_line
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,9 @@ def _recorded(run: Run) -> float | list[float] | None:
     except BaseException as error:
         seen = explained(run, error, _as_seen_by_a_person(error))
         if writes:
-            _record_failure(run, error, seen)
+            with ignoring_signals():  # srun ends a job's last rank when the others have left
+                _record_failure(run, error, seen)
+                requeue_if_told(run)
         raise seen from error
     if writes:
         log.info(closing_block(write_result(run, outcome)))

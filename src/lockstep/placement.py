@@ -143,14 +143,15 @@ def _who_starts(
 ) -> tuple[Kind, int]:
     if all(name in environ for name in TORCHRUN_VARIABLES):
         return _under_torchrun(strategy, count, num_nodes, sweep, environ)
-    if int(environ.get("SLURM_NTASKS") or "1") > 1:
-        if STRATEGIES[strategy] == "ranks":
+    tasks, in_step = int(environ.get("SLURM_NTASKS") or "1"), "SLURM_STEP_ID" in environ
+    if (in_step or not sweep) and (tasks > 1 or "SLURM_JOB_ID" in environ):
+        world = count * num_nodes
+        if STRATEGIES[strategy] == "ranks" and max(tasks, world) > 1 and not (sweep and tasks == 1):
             return _under_slurm(count, num_nodes, sweep, environ)
-        if "SLURM_STEP_ID" in environ:
+        if STRATEGIES[strategy] != "ranks" and in_step and tasks > 1:
             raise UsageError(
-                f"trainer.strategy={strategy} is one command, but srun started "
-                f"{environ['SLURM_NTASKS']} (SLURM_NTASKS). "
-                "Use trainer.strategy=ddp, or --ntasks=1."
+                f"trainer.strategy={strategy} is one command, but srun started {tasks} "
+                "(SLURM_NTASKS). Use trainer.strategy=ddp, or --ntasks=1."
             )
     if int(environ.get("OMPI_COMM_WORLD_SIZE") or "1") > 1:
         raise UsageError(
@@ -212,17 +213,23 @@ def _check_no_sweep(sweep: bool, launcher: str) -> None:
 def _under_slurm(
     count: int, num_nodes: int, sweep: bool, environ: Mapping[str, str]
 ) -> tuple[Kind, int]:
-    tasks = int(environ["SLURM_NTASKS"])
+    tasks, world = environ.get("SLURM_NTASKS", "1"), count * num_nodes
+    wanted = f"--nodes={num_nodes} --ntasks-per-node={count}"
     if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
         raise UsageError(
-            f"SLURM_NTASKS={tasks} processes were asked for, but srun did not start this one "
-            "(SLURM_STEP_ID is not set). Put srun before the command: srun python train.py ..."
+            "In a SLURM allocation srun makes the processes, but it did not start this one "
+            f"(SLURM_STEP_ID is not set); the config asks for {world}, the allocation is for "
+            f"{tasks} (SLURM_NTASKS). Ask sbatch or salloc for {wanted}, and put srun before the "
+            "command: srun python train.py ..."
         )
-    if tasks != count * num_nodes:
+    even = str(count) if num_nodes == 1 else f"{count}(x{num_nodes})"
+    layout = environ.get("SLURM_STEP_TASKS_PER_NODE", even)
+    if (tasks, layout) != (str(world), even):
         raise UsageError(
-            f"srun started {tasks} processes (SLURM_NTASKS), but the config asks for "
-            f"{count * num_nodes} (trainer.devices={count} trainer.num_nodes={num_nodes}). Make "
-            "--ntasks-per-node equal trainer.devices, and --nodes equal trainer.num_nodes."
+            f"srun started {tasks} processes (SLURM_NTASKS), {layout} per node, but the config "
+            f"asks for {world} (trainer.devices={count} trainer.num_nodes={num_nodes}). Use "
+            f"{wanted}, or set trainer.devices to the tasks per node and trainer.num_nodes to the "
+            "nodes."
         )
     _check_no_sweep(sweep, "srun")
     return "launched", int(environ["SLURM_PROCID"])

@@ -31,6 +31,7 @@ from lockstep.signals import (
     leave_on_signals,
     leave_with_parent,
     own_group,
+    stop,
 )
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ def in_ranks(work: Work, run: Run) -> Result:
             exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             raise_cause(Path(notes), exit_codes)
         except SignalException as stopped:
+            stop.asked = stopped.sigval
             if stopped.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
             raise SystemExit(128 + signal.SIGTERM) from None

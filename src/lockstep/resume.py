@@ -113,11 +113,11 @@ def resumed_config(composed: DictConfig, overrides: Iterable[str], directory: Pa
     keys = _keys(overrides)
     if keys & SPANNING:
         after = as_config(composed)
-        after = replace(after, seed=before.seed) if after.seed is None else after
     else:
         for key in sorted(keys):
             OmegaConf.update(stored, key, OmegaConf.select(composed, key), force_add=True)
         after = as_config(stored)
+    after = replace(after, seed=before.seed) if after.seed is None else after
     _refuse_other_run(before, after)
     finished = read_result(directory / "result.json").get("status") == "finished"
     if finished and _length(before) == _length(after):

@@ -30,7 +30,7 @@ def run_directory(root: str, resume: str | None) -> str:
 def sweep_directory(root: str, resume: str | None) -> str:
     """The same for a sweep, whose jobs have directories below it."""
     if resume is None:
-        return f"{root}/{run_name()}"
+        return f"{root}/{run_name(sweep=True)}"
     if resume == "latest":
         return str(_newest(root, "*/*/*/result.json", "sweep.resume").parent)
     if not Path(resume).is_dir():
@@ -84,16 +84,14 @@ def _newest(root: str, pattern: str, key: str) -> Path:
     return results[-1].parent
 
 
-def run_name(environ: Mapping[str, str] = os.environ) -> str:
-    """``<date>/<time>-<id>``, drawn once by rank 0; under SLURM ``slurm/<job>``, so that a requeued
-    job finds its directory again."""
-    from lockstep.hosts.meeting import from_rank_zero, meeting, under_torchrun
-
+def run_name(environ: Mapping[str, str] = os.environ, sweep: bool = False) -> str:
+    """``<date>/<time>-<id>``, drawn once by rank 0; under srun ``slurm/<job>.<step>``, so that a
+    requeued job finds its directory again."""
     if under_torchrun(environ):
         # Ranks start in different seconds, on machines with different clocks: rank 0's name holds,
         # and through torchrun's restarts its first one.
         return from_rank_zero("run_name", lambda: meeting().first("run_name", _drawn()))
-    if "SLURM_STEP_ID" in environ and int(environ.get("SLURM_NTASKS", "1")) > 1:
+    if "SLURM_STEP_ID" in environ and not (sweep and environ.get("SLURM_NTASKS") == "1"):
         return f"slurm/{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
     return _drawn()
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from typing_extensions import override
 
 from lockstep.errors import UsageError, one_line
@@ -33,7 +33,9 @@ class RememberSweep(Callback):
     @override
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         type(self).directory = Path(config.hydra.sweep.dir)
-        type(self).overrides = list(config.hydra.overrides.task)
+        given = OmegaConf.to_container(config.hydra.overrides.task)  # one may hold a ${...}
+        assert isinstance(given, list)
+        type(self).overrides = given
         if config.hydra.launcher._target_ == IN_TURN:
             context()  # the fork server imports while Hydra checks the config of every job
 

@@ -1,0 +1,1 @@
+"""SLURM: its processes, its time limits, its queue."""
