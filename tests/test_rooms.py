@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-OPTIONAL = ["report", "slots", "search", "parity", "use", "workloads", "features"]
+OPTIONAL = ["report", "slots", "search", "parity", "use", "workloads", "features", "modelparallel"]
 LEFT_OUT = (".venv", ".git", ".*_cache", "__pycache__", "outputs", "multirun", "*.egg-info")
 SWEEP = ["-m", "trainer.strategy=dp,ddp,ddp_spawn", "trainer.devices=2", "trainer.max_epochs=1"]
 

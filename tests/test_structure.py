@@ -28,7 +28,7 @@ ROOMS = [
         "trained",
     ],
     ["workloads"],
-    ["refusals", "exchange"],
+    ["refusals", "exchange", "modelparallel"],
     ["build", "overhead"],
     ["outcome"],
     ["run"],
@@ -87,6 +87,7 @@ WITHOUT_TORCH = [
     "slots/host",
     "slots/pool",
     "slots/schedule",
+    "modelparallel/mesh",
     "parity/__main__",
     "parity/trial",
     "use/command",
@@ -163,6 +164,7 @@ def test_the_core_stays_small() -> None:
         if path.relative_to(CONF).parts[0] not in optional
         and "lockstep.workloads" not in path.read_text()
         and "lockstep.exchange" not in path.read_text()  # a preset of that folder, as deletable
+        and "lockstep.modelparallel" not in path.read_text()  # as well
     ]
     assert len(core) <= 25
 

@@ -41,8 +41,10 @@ class Block(nn.Module):
 
     def _attend(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
         batch, tokens, width = hidden.shape
-        parts = self.query_key_value(hidden).view(batch, tokens, 3, self.heads, -1)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (B, H, T, D / H)
+        # A head's query, key and value side by side, so that a rank of tensor parallelism can hold
+        # some of the heads: then H is what it holds.
+        parts = self.query_key_value(hidden).view(batch, tokens, -1, 3, width // self.heads)
+        query, key, value = parts.permute(3, 0, 2, 1, 4)  # each (B, H, T, D / H)
         mixed = scaled_dot_product_attention(
             query,
             key,
@@ -51,7 +53,7 @@ class Block(nn.Module):
             is_causal=mask is None,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        output: Tensor = self.mix(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        output: Tensor = self.mix(mixed.transpose(1, 2).flatten(2))
         return output
 
 
@@ -87,6 +89,17 @@ class ByteTransformer(nn.Module):
             hidden = block(hidden)
         scores: Tensor = self.scores(self.norm(hidden))
         return scores
+
+    def tensor_parallel_plan(self) -> dict[str, str]:
+        """Heads, units, bytes and scores are shared out; places and norms are on every rank."""
+        return {
+            "bytes": "rows",
+            "blocks.*.query_key_value": "outputs",
+            "blocks.*.mix": "inputs",
+            "blocks.*.units.0": "outputs",
+            "blocks.*.units.2": "inputs",
+            "scores": "outputs_gathered",
+        }
 
 
 class TextClassifier(nn.Module):
