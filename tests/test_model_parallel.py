@@ -15,6 +15,8 @@ from conftest import Launch, quick_and_slow
 from test_resume import history, weights
 
 from lockstep.errors import UsageError
+from lockstep.modelparallel.stages import parts_of, stages_of
+from lockstep.models import mlp
 
 pytestmark = pytest.mark.processes
 
@@ -55,12 +57,20 @@ PLACES = {
     "fsdp-3": ["strategy=fsdp", "trainer.devices=3"],
     "tp-2": ["strategy=tensor_parallel", "trainer.devices=2"],
     "tp-4": ["strategy=tensor_parallel", "trainer.devices=4"],
+    "pipeline-2": ["strategy=pipeline", "trainer.devices=2"],
+    "pipeline-3": ["strategy=pipeline", "trainer.devices=3"],
     "2x2": ["strategy=fsdp", "strategy.options.tensor_parallel_size=2", "trainer.devices=4"],
 }
 REPLICATED = {"mlp": 0.03, "transformer": 0.11}
 """The share of parameters that tensor parallelism leaves whole on each rank: biases behind a sum,
 norms, places, and the MLP's last layer."""
-QUICK = [("mlp", "fsdp-2"), ("transformer", "fsdp-2"), ("mlp", "2x2"), ("transformer", "tp-2")]
+QUICK = [
+    ("mlp", "fsdp-2"),
+    ("transformer", "fsdp-2"),
+    ("mlp", "2x2"),
+    ("transformer", "tp-2"),
+    ("transformer", "pipeline-3"),
+]
 
 
 def assert_same(directory: Path, reference: Path) -> None:
@@ -130,14 +140,14 @@ def test_split_networks_train_as_on_one_device(
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     (whole,) = one["parameter_bytes"]
     ranks = split["world_size"]
-    least = whole / ranks
-    # FSDP cuts along the first dimension, in which not every size divides.
-    spare = REPLICATED[model] if place != "fsdp-2" else 0.02
     assert len(split["parameter_bytes"]) == ranks
-    for held in split["parameter_bytes"]:
-        assert held <= least + spare * whole
-    if place.startswith("fsdp"):
+    if place.startswith(("fsdp", "pipeline")):
         assert sum(split["parameter_bytes"]) == whole
+    if not place.startswith("pipeline"):
+        spare = (0.02 if place == "fsdp-2" else REPLICATED[model]) * whole
+        assert max(split["parameter_bytes"]) <= whole / ranks + spare
+    elif model == "transformer":  # its parts are two blocks, and a smaller one at each end
+        assert max(split["parameter_bytes"]) <= {2: 0.52, 3: 0.50}[ranks] * whole
 
 
 @pytest.mark.parametrize(
@@ -149,6 +159,8 @@ def test_split_networks_train_as_on_one_device(
             ("mlp", "one", "2x2"),
             ("transformer", "2x2", "tp-2"),
             ("transformer", "tp-4", "fsdp-2"),
+            ("transformer", "pipeline-3", "pipeline-2"),
+            ("mlp", "pipeline-2", "one"),
         ],
         [("mlp", "fsdp-2", "fsdp-3")],
     ),
@@ -187,6 +199,10 @@ def test_a_split_run_goes_on_with_other_ranks(
         ),
         (["strategy=fsdp", "trainer.devices=2", "compile=true"], r"Use compile=false"),
         (
+            ["strategy=pipeline", "trainer.devices=2", "compile=true"],
+            r"compile=True does not work with trainer.strategy=pipeline",
+        ),
+        (
             ["strategy=fsdp", "trainer.devices=2", "trainer.precision=16-true"],
             r"trainer.precision=16-true .* Use trainer.precision=bf16-mixed",
         ),
@@ -201,3 +217,29 @@ def test_what_cannot_be_split_is_refused_before_any_process(
     monkeypatch.setattr("lockstep.launch.in_ranks", nothing_starts)
     with pytest.raises(UsageError, match=told):
         launch(*overrides)
+
+
+def test_a_pipeline_is_cut_where_its_largest_stage_is_smallest() -> None:
+    parts = parts_of(mlp.MLP(4, 4, width=4, depth=5))  # six layers of 20 weights, five ReLU
+    for count, expected in ((1, [120]), (2, [60, 60]), (3, [40] * 3), (4, [20, 20, 40, 40])):
+        stages = stages_of(parts, count)
+        assert [part for stage in stages for part in stage] == parts
+        assert [sum(part.weights for part in stage) for stage in stages] == expected
+    with pytest.raises(UsageError, match=r"6 parts and 7 processes. Use trainer.devices=6"):
+        stages_of(parts, 7)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["strategy=tensor_parallel", "model.network.width=63"], r"has 63 outputs and 2 processes"),
+        (["strategy=pipeline", "model.network.depth=0"], r"got 1 parts and 2 processes"),
+        (["strategy=fsdp", "model=batch_norm"], r"fsdp cannot have BatchNorm.* Use GroupNorm"),
+        (["strategy=tensor_parallel", "model=linear"], r"Linear .* no tensor_parallel_plan"),
+    ],
+)
+def test_what_the_ranks_cannot_split_is_one_usage_error(
+    launch: Launch, overrides: list[str], told: str
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        launch(*overrides, "trainer.devices=2")

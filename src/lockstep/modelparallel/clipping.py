@@ -16,7 +16,7 @@ Norm = Callable[[Iterable[Tensor]], Tensor]
 
 
 class _ClipsWhole(Precision):
-    """In front of a precision plugin's own class: Lightning chooses that by ``trainer.precision``."""
+    """In front of the class of a precision plugin, which Lightning chooses by its name."""
 
     norm: Norm
 

@@ -57,8 +57,9 @@ def norm(gradients: Iterable[Tensor]) -> Tensor:
     """
     kinds: dict[Any, list[Tensor]] = {}
     for gradient in gradients:
-        spread = isinstance(gradient, DTensor)
-        kind = (gradient.device_mesh, gradient.placements) if spread else None
+        kind: Any = None
+        if isinstance(gradient, DTensor):
+            kind = gradient.device_mesh, gradient.placements
         kinds.setdefault(kind, []).append(gradient)
     norms = [whole_number(torch.nn.utils.get_total_norm(kind)) for kind in kinds.values()]
     return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())

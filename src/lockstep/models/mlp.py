@@ -29,6 +29,9 @@ class MLP(nn.Module):
         output: Tensor = self.layers(inputs)
         return output
 
+    def pipeline_parts(self) -> list[nn.Module]:
+        return list(self.layers)
+
     def tensor_parallel_plan(self) -> dict[str, str]:
         """Linear layers in pairs: the first keeps its outputs, of which the second takes its
         inputs. One that is left over is whole on every rank."""

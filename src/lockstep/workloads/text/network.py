@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -78,17 +80,31 @@ class ByteTransformer(nn.Module):
 
     @override
     def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embed(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.score(hidden)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """``(B, T)`` to ``(B, T, D)``."""
         length = tokens.shape[1]
         if length > self.context:
             raise UsageError(
                 f"A sample must fit into model.network.context={self.context}; got {length} bytes. "
                 f"Use data.datasets.context={self.context}, or a larger model.network.context."
             )
-        hidden = self.bytes(tokens) + self.places.weight[:length]
-        for block in self.blocks:
-            hidden = block(hidden)
+        hidden: Tensor = self.bytes(tokens) + self.places.weight[:length]
+        return hidden
+
+    def score(self, hidden: Tensor) -> Tensor:
+        """``(B, T, D)`` to ``(B, T, V)``."""
         scores: Tensor = self.scores(self.norm(hidden))
         return scores
+
+    def pipeline_parts(self) -> list[Any]:
+        """In the order of `forward`: modules, or a function and the modules that it uses."""
+        start, end = [self.bytes, self.places], [self.norm, self.scores]
+        return [(self.embed, start), *self.blocks, (self.score, end)]
 
     def tensor_parallel_plan(self) -> dict[str, str]:
         """Heads, units, bytes and scores are shared out; places and norms are on every rank."""
