@@ -23,6 +23,7 @@ OPTIONAL = [
     "pictures",
     "doctor",
     "slurm_sweep",
+    "modelparallel",
 ]
 LEFT_OUT = (".venv", ".git", ".*_cache", "__pycache__", "outputs", "multirun", "*.egg-info")
 SWEEP = ["-m", "trainer.strategy=dp,ddp,ddp_spawn", "trainer.devices=2", "trainer.max_epochs=1"]

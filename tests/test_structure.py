@@ -39,7 +39,7 @@ ROOMS = [
         "trained",
     ],
     ["workloads", "hosts"],
-    ["refusals", "exchange"],
+    ["refusals", "exchange", "modelparallel"],
     ["build", "overhead"],
     ["outcome"],
     ["run"],
@@ -109,6 +109,7 @@ WITHOUT_TORCH = [
     "slots/pool",
     "slots/schedule",
     "notebook",
+    "modelparallel/mesh",
     "parity/__main__",
     "parity/trial",
     "use/command",
@@ -185,6 +186,7 @@ def test_the_core_stays_small() -> None:
         if path.relative_to(CONF).parts[0] not in optional
         and "lockstep.workloads" not in path.read_text()
         and "lockstep.exchange" not in path.read_text()  # a preset of that folder, as deletable
+        and "lockstep.modelparallel" not in path.read_text()  # as well
     ]
     assert len(core) <= 25
 

@@ -22,7 +22,7 @@ from lockstep.data import DataModule, Splits
 from lockstep.errors import UsageError, as_not_located
 from lockstep.exchange.chosen import strategy_class
 from lockstep.loggers.guarded import guarded
-from lockstep.placement import Placement
+from lockstep.placement import MODEL_PARALLEL, Placement
 from lockstep.record import Run
 from lockstep.refusals import refusals_named
 from lockstep.slurm.environment import cluster_environment
@@ -160,6 +160,10 @@ def build_strategy(config: Config, placement: Placement) -> Strategy | str:
                 f"Use strategy={name}, which clears them."
             )
         return DataParallelStrategy() if name == "dp" else "auto"
+    if name in MODEL_PARALLEL:
+        from lockstep.modelparallel.chosen import model_parallel
+
+        return model_parallel(config, placement)
     if name.endswith("find_unused_parameters_true"):
         options["find_unused_parameters"] = True
     if name.startswith("ddp_spawn"):

@@ -33,7 +33,7 @@ from lockstep.help import help_text
 from lockstep.hosts.agreement import agreed, restarted
 from lockstep.hosts.meeting import PeerRefusal, from_rank_zero, tell_peers
 from lockstep.launch import launch
-from lockstep.placement import place
+from lockstep.placement import MODEL_PARALLEL, place
 from lockstep.precision import check_precision
 from lockstep.record import Run, record_refusal
 from lockstep.results import Result, objective_value, read_result
@@ -112,7 +112,12 @@ def prepare(composed: DictConfig) -> Run:
     placement = place(config, hydra.mode == RunMode.MULTIRUN)
     check_precision(config, placement.accelerator)
     micro_steps = config.trainer.accumulate_grad_batches
-    sizes = batch_sizes(config.data, placement.world_size, micro_steps)
+    shares = placement.world_size
+    if placement.strategy in MODEL_PARALLEL:
+        from lockstep.modelparallel.mesh import mesh_of
+
+        shares = mesh_of(config, placement).data
+    sizes = batch_sizes(config.data, shares, micro_steps)
     checkpoint = newest_checkpoint(directory) if resumed else None
     run = Run(
         config,

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from lockstep.build import Built
 from lockstep.callbacks.exchange import ExchangeCost, gradient_bytes
 from lockstep.callbacks.step_clock import StepClock
-from lockstep.data.sharding import TrainShards
+from lockstep.data.sharding import TrainShards, share_of_data
 from lockstep.epoch_mean import EpochMean
 from lockstep.group import gather
 from lockstep.record import Run
@@ -33,6 +35,7 @@ def describe_training(built: Built, run: Run) -> dict[str, Any]:
         **clock.measured(run.started, sizes["global_batch_size"]),
         **exchange_cost(trainer),
         "gradient_bytes": gradient_bytes(built.module),
+        "parameter_bytes": gather(parameter_bytes(built.module)),
         "peak_memory_bytes": gather(peak_memory_bytes()),
         "pids": gather(os.getpid()),
         "threads_per_process": torch.get_num_threads(),
@@ -50,7 +53,7 @@ def exchange_cost(trainer: Trainer) -> dict[str, Any]:
 def batch_sizes_used(built: Built, run: Run) -> dict[str, int]:
     """What the loader really yields: less than the config says where the data set is smaller, and
     whatever it is for a loader of a user's own."""
-    loader, world_size = built.trainer.train_dataloader, built.trainer.world_size
+    loader, world_size = built.trainer.train_dataloader, share_of_data(built.trainer).world_size
     sampler = getattr(loader, "sampler", None)
     if isinstance(sampler, TrainShards):
         size = sampler.global_batch_size
@@ -77,6 +80,12 @@ def samples_seen(module: LightningModule) -> dict[str, int]:
         for name, mean in module.named_modules()
         if isinstance(mean, EpochMean) and mean.samples_seen
     }
+
+
+def parameter_bytes(module: nn.Module) -> int:
+    """Of the parameters that this rank holds: all of them, unless the network is split."""
+    held = (item.to_local() if isinstance(item, DTensor) else item for item in module.parameters())
+    return sum(item.nbytes for item in held if not item.is_meta)
 
 
 def peak_memory_bytes() -> int:

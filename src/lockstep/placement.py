@@ -26,10 +26,15 @@ STRATEGIES: dict[str, Literal["one", "ranks", "spawn"]] = {
     "ddp_ps": "ranks",
     "ddp_async": "ranks",
     "local_sgd": "ranks",
+    "fsdp": "ranks",
+    "tensor_parallel": "ranks",
+    "pipeline": "ranks",
     "ddp_spawn": "spawn",
     "ddp_spawn_find_unused_parameters_true": "spawn",
 }
 """Strategy -> who makes its processes: none needed, `lockstep.launch`, or Lightning."""
+MODEL_PARALLEL = ("fsdp", "tensor_parallel", "pipeline")
+"""Those of `lockstep.modelparallel`, in which ranks hold parts of the network."""
 
 TORCHRUN_VARIABLES = (
     "TORCHELASTIC_RUN_ID",

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lockstep.data import DataModule
+from lockstep.data.sharding import share_of_data
 
 
 def write_predictions(
@@ -25,8 +26,9 @@ def write_predictions(
     """
     batches = trainer.predict(module, datamodule=data, ckpt_path=ckpt_path)
     assert batches is not None
-    rank, world_size = trainer.global_rank, trainer.world_size
-    torch.save(_concatenate(batches), run / f"predictions.{rank}.part")
+    rank, world_size, leads = share_of_data(trainer)
+    if leads:
+        torch.save(_concatenate(batches), run / f"predictions.{rank}.part")
     trainer.strategy.barrier("predictions")
     path = run / "predictions.pt"
     if trainer.is_global_zero:

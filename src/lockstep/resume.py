@@ -115,7 +115,9 @@ def resumed_config(composed: DictConfig, overrides: Iterable[str], directory: Pa
         after = as_config(composed)
     else:
         for key in sorted(keys):
-            OmegaConf.update(stored, key, OmegaConf.select(composed, key), force_add=True)
+            # Not merged: another strategy does not keep the options of the one before.
+            value = OmegaConf.select(composed, key)
+            OmegaConf.update(stored, key, value, merge=False, force_add=True)
         after = as_config(stored)
     after = replace(after, seed=before.seed) if after.seed is None else after
     _refuse_other_run(before, after)

@@ -87,6 +87,8 @@ def _newest(root: str, pattern: str, key: str) -> Path:
 def run_name(environ: Mapping[str, str] = os.environ, sweep: bool = False) -> str:
     """``<date>/<time>-<id>``, drawn once by rank 0; under srun ``slurm/<job>.<step>``, so that a
     requeued job finds its directory again."""
+    from lockstep.hosts.meeting import from_rank_zero, meeting, under_torchrun
+
     if under_torchrun(environ):
         # Ranks start in different seconds, on machines with different clocks: rank 0's name holds,
         # and through torchrun's restarts its first one.

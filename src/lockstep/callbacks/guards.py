@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lockstep.config import Config
+from lockstep.data.sharding import share_of_data
 from lockstep.epoch_mean import keep_sums_precise
 from lockstep.errors import UsageError
 from lockstep.placement import Placement
@@ -64,7 +65,7 @@ class RankSeeds(Callback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        seed_everything(self._seed + 1_000_003 * trainer.global_rank)
+        seed_everything(self._seed + 1_000_003 * share_of_data(trainer).rank)
 
 
 class PreciseSums(Callback):

@@ -46,6 +46,9 @@ class KeepLastGood(Callback):
         half_done = counts.processed < self._updated == counts.ready
         if half_done or not (trainer.is_global_zero and trainer.global_step and trainer.training):
             return
+        if getattr(trainer.strategy, "keeps_parts", False):
+            log.error("last_good.ckpt is not written: each rank holds a part of the weights only")
+            return
         if not all(torch.isfinite(weight).all() for weight in pl_module.parameters()):
             log.error("last_good.ckpt is not written: the weights hold NaN or infinity")
             return

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from lockstep.checkpoints import end_epoch_when_resumed
 from lockstep.data.loader import training_position
+from lockstep.data.sharding import share_of_data
 from lockstep.epoch_mean import EpochMean
 from lockstep.group import gather
 from lockstep.loggers.csv import CsvLogger
@@ -46,10 +47,12 @@ class ResumeState(Callback):
         if trainer.interrupted:
             return  # rank zero is alone, and in the middle of a step
         end_epoch_when_resumed(trainer, checkpoint)
-        ranks = gather((random_state(), epoch_sums(pl_module)))
+        # Ranks that compute the same samples have the same sums, which count once.
+        sums = epoch_sums(pl_module) if share_of_data(trainer).leads else None
+        ranks = gather((random_state(), sums))
         checkpoint[KEY]["generators"] = [state for state, _ in ranks]
         if not training_position(trainer).is_over:
-            every = [sums for _, sums in ranks]
+            every = [sums for _, sums in ranks if sums is not None]
             checkpoint[KEY]["epoch_sums"] = {
                 name: torch.stack([sums[name] for sums in every]).sum(0) for name in every[0]
             }
@@ -72,12 +75,13 @@ class ResumeState(Callback):
         if trainer.is_global_zero:
             epoch, batches, _ = training_position(trainer)
             log.info("resumed in epoch %d, batch %d, step %d", epoch + 1, batches, step)
-        restore_sums(pl_module, saved["epoch_sums"] or {}, trainer.is_global_zero)
+        share = share_of_data(trainer)
+        restore_sums(pl_module, saved["epoch_sums"] or {}, share.rank == 0)
         generators = saved["generators"] or []
         if len(generators) == trainer.world_size:
             set_random_state(generators[trainer.global_rank])
         else:
-            seed_everything(hash((self._seed, trainer.global_rank, step)) % 2**63)
+            seed_everything(hash((self._seed, share.rank, step)) % 2**63)
 
 
 def epoch_sums(module: LightningModule) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from typing_extensions import override
 from lockstep.config import DataConfig
 from lockstep.data.agreement import refuse_other_orders
 from lockstep.data.loader import ResumableLoader, ShardLoader, training_position
-from lockstep.data.sharding import EvalShards, TrainShards
+from lockstep.data.sharding import EvalShards, TrainShards, share_of_data
 from lockstep.data.stream import Stream
 from lockstep.data.tensors import Batched
 from lockstep.errors import UsageError
@@ -71,17 +71,18 @@ class DataModule(LightningDataModule):
 
     @override
     def train_dataloader(self) -> DataLoader[Any]:
+        share = share_of_data(self.trainer)
         sampler = TrainShards(
             self.splits.train,
             global_batch_size=self.sizes.global_,
-            rank=self._rank,
-            world_size=self._world_size,
+            rank=share.rank,
+            world_size=share.world_size,
             seed=self.seed,
             # A stream comes in its own order.
             shuffle=self.config.shuffle and not isinstance(self.splits.train, Stream),
             drop_last=self.config.drop_last,
         )
-        per_process = -(-sampler.global_batch_size // self._world_size)
+        per_process = -(-sampler.global_batch_size // share.world_size)
         loader = self._loader(ResumableLoader, self.splits.train, sampler, per_process)
         assert isinstance(loader, ResumableLoader)
         loader.trainer, loader.seed = self.trainer, self.seed
@@ -111,21 +112,14 @@ class DataModule(LightningDataModule):
     def _to_predict(self) -> Dataset[Any] | None:
         return self.splits.predict if self.splits.predict is not None else self.splits.test
 
-    @property
-    def _rank(self) -> int:
-        return self.trainer.global_rank if self.trainer else 0
-
-    @property
-    def _world_size(self) -> int:
-        return self.trainer.world_size if self.trainer else 1
-
     def _evaluate(self, dataset: Dataset[Any] | None) -> DataLoader[Any] | list[Any]:
         if dataset is None:
             # Lightning takes an empty list for "no such stage", and warns of it all the same.
             warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
             return []
         self._check_order(dataset, 0, 0)
-        sampler = EvalShards(dataset, rank=self._rank, world_size=self._world_size)
+        share = share_of_data(self.trainer)
+        sampler = EvalShards(dataset, rank=share.rank, world_size=share.world_size)
         return self._loader(ShardLoader, dataset, sampler, self.sizes.eval_per_process)
 
     def _loader(

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 from itertools import chain
+from typing import NamedTuple
 
 import torch
+from lightning.pytorch import Trainer
 from torch.utils.data import Dataset, DistributedSampler
 from typing_extensions import override
 
@@ -28,6 +30,25 @@ def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> torch.Ten
 def share_of(batch: int, rank: int, world_size: int) -> int:
     """How many of a global batch of ``batch`` samples rank ``rank`` gets: every W-th."""
     return max(0, -(-(batch - rank) // world_size))
+
+
+class Share(NamedTuple):
+    """Share ``rank`` of ``world_size``. Ranks that compute a sample together have the same one."""
+
+    rank: int
+    world_size: int
+    leads: bool
+    """Whether this is the first rank that has it."""
+
+
+def share_of_data(trainer: Trainer | None) -> Share:
+    """The share of each global batch that this process loads: its own, but for model parallelism,
+    whose ranks ``r * N`` to ``r * N + N - 1`` have share r."""
+    told = getattr(trainer.strategy, "distributed_sampler_kwargs", None) if trainer else None
+    if trainer is None or told is None:
+        return Share(0, 1, True)
+    shares, rank = told["num_replicas"], told["rank"]
+    return Share(rank, shares, trainer.global_rank % (trainer.world_size // shares) == 0)
 
 
 def one_by_one(indices: torch.Tensor) -> Iterator[int]:

@@ -27,7 +27,9 @@ class GradientNorm(Callback):
             for parameter in group["params"]
             if parameter.grad is not None
         ]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        # Where ranks hold parts of the gradient, the strategy knows how to put them together.
+        norm_of = getattr(trainer.strategy, "norm", torch.nn.utils.get_total_norm)
+        norm = norm_of(gradients)
         pl_module.log("train/grad_norm", norm, on_step=True, on_epoch=False)
 
 

@@ -28,3 +28,17 @@ class MLP(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         output: Tensor = self.layers(inputs)
         return output
+
+    def pipeline_parts(self) -> list[nn.Module]:
+        return list(self.layers)
+
+    def tensor_parallel_plan(self) -> dict[str, str]:
+        """Linear layers in pairs: the first keeps its outputs, of which the second takes its
+        inputs. One that is left over is whole on every rank."""
+        linear = [f"layers.{2 * index}" for index in range((len(self.layers) + 1) // 2)]
+        pairs = zip(linear[::2], linear[1::2], strict=False)
+        return {
+            name: word
+            for pair in pairs
+            for name, word in zip(pair, ("outputs", "inputs"), strict=True)
+        }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -71,7 +73,7 @@ def numbers(predicted: Tensor, target: Tensor) -> Figure:
     """Predicted against true: a dot for each sample, or a box for each true value of a few."""
     figure = Figure(figsize=(5, 4.6), layout="constrained")
     axes = figure.subplots()
-    values = target.unique()
+    values = torch.unique(target)
     if len(values) <= GROUPS:
         groups = [predicted[target == value].numpy() for value in values]
         axes.boxplot(
@@ -128,7 +130,7 @@ def texts(columns: Mapping[str, Tensor]) -> Figure:
             true, guess = int(target[row, place]), int(predicted[row, place])
             if true < 0:
                 continue
-            options = {"family": "monospace", "fontsize": 8, "parse_math": False}
+            options: dict[str, Any] = {"family": "monospace", "fontsize": 8, "parse_math": False}
             axes.text(place, 3 * row + 0.5, _character(true), **options)
             axes.text(
                 place,

@@ -39,7 +39,7 @@ class Samples:
         self._parts: list[dict[str, Tensor]] = []
         self._kept = 0
         if self.usable:
-            self._original = self._module.predict_and_loss
+            self._original: Any = self._module.predict_and_loss
             vars(module)["predict_and_loss"] = self._predict_and_loss
 
     def _predict_and_loss(self, batch: Any) -> Any:

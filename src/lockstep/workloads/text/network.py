@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -41,8 +43,10 @@ class Block(nn.Module):
 
     def _attend(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
         batch, tokens, width = hidden.shape
-        parts = self.query_key_value(hidden).view(batch, tokens, 3, self.heads, -1)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (B, H, T, D / H)
+        # A head's query, key and value side by side, so that a rank of tensor parallelism can hold
+        # some of the heads: then H is what it holds.
+        parts = self.query_key_value(hidden).view(batch, tokens, -1, 3, width // self.heads)
+        query, key, value = parts.permute(3, 0, 2, 1, 4)  # each (B, H, T, D / H)
         mixed = scaled_dot_product_attention(
             query,
             key,
@@ -51,7 +55,7 @@ class Block(nn.Module):
             is_causal=mask is None,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        output: Tensor = self.mix(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        output: Tensor = self.mix(mixed.transpose(1, 2).flatten(2))
         return output
 
 
@@ -76,17 +80,42 @@ class ByteTransformer(nn.Module):
 
     @override
     def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embed(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.score(hidden)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """``(B, T)`` to ``(B, T, D)``."""
         length = tokens.shape[1]
         if length > self.context:
             raise UsageError(
                 f"A sample must fit into model.network.context={self.context}; got {length} bytes. "
                 f"Use data.datasets.context={self.context}, or a larger model.network.context."
             )
-        hidden = self.bytes(tokens) + self.places.weight[:length]
-        for block in self.blocks:
-            hidden = block(hidden)
+        hidden: Tensor = self.bytes(tokens) + self.places.weight[:length]
+        return hidden
+
+    def score(self, hidden: Tensor) -> Tensor:
+        """``(B, T, D)`` to ``(B, T, V)``."""
         scores: Tensor = self.scores(self.norm(hidden))
         return scores
+
+    def pipeline_parts(self) -> list[Any]:
+        """In the order of `forward`: modules, or a function and the modules that it uses."""
+        start, end = [self.bytes, self.places], [self.norm, self.scores]
+        return [(self.embed, start), *self.blocks, (self.score, end)]
+
+    def tensor_parallel_plan(self) -> dict[str, str]:
+        """Heads, units, bytes and scores are shared out; places and norms are on every rank."""
+        return {
+            "bytes": "rows",
+            "blocks.*.query_key_value": "outputs",
+            "blocks.*.mix": "inputs",
+            "blocks.*.units.0": "outputs",
+            "blocks.*.units.2": "inputs",
+            "scores": "outputs_gathered",
+        }
 
 
 class TextClassifier(nn.Module):
