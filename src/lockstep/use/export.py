@@ -97,9 +97,10 @@ def _graph_of(network: nn.Module, inputs: Inputs) -> ExportedProgram:
     try:
         return torch.export.export(network, tuple(inputs.values()), dynamic_shapes=sizes)
     except Exception as error:  # torch has no one exception for what cannot be traced
+        reason = str(error).partition("\n")[0]
         raise UsageError(
             f"export needs a network that torch.export can trace, for any number of samples; "
-            f"{type(network).__name__} is none: {one_line(error)[:500]} Write what depends on the "
+            f"{type(network).__name__} is none: {reason} Write what depends on the "
             "values of its inputs as tensor operations."
         ) from error
 
