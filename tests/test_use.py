@@ -17,8 +17,8 @@ from test_text import SMALL as TEXT
 from lockstep.errors import UsageError
 from lockstep.launch import launch as launch_run
 from lockstep.results import Result, read_result
-from lockstep.use.command import MakeTask, offer_base, prepare
-from lockstep.use.tasks import evaluation, prediction
+from lockstep.use.command import ON_ONE_CPU, MakeTask, offer_base, prepare
+from lockstep.use.tasks import evaluation, exporting, prediction
 
 pytestmark = pytest.mark.processes
 Use = Callable[..., Result]
@@ -37,7 +37,7 @@ def use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Use:
         count += 1
         directory.mkdir()
         monkeypatch.setattr(sys, "argv", ["eval.py", *overrides])
-        offer_base("eval", CONF)
+        offer_base("eval", CONF, ON_ONE_CPU if make_task is exporting else None)
         config = compose_config(list(overrides), directory, name="trained")
         HydraConfig.instance().set_config(config)
         composed = config.copy()

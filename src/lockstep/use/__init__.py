@@ -1,1 +1,1 @@
-"""From a trained model to its use: test it again, write its predictions."""
+"""From a trained model to its use: test it again, write its predictions, export its network."""

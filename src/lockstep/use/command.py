@@ -6,7 +6,7 @@ Nothing here imports torch, so a wrong name is answered at once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,18 @@ TRAINING_ONLY: dict[str, Any] = {
     "trainer.profiler": None,
 }
 """What a trained run's config loses: it says how to train, or would leave out samples."""
+
+ON_ONE_CPU: dict[str, Any] = {
+    "compile": False,
+    "trainer.accelerator": "cpu",
+    "trainer.devices": 1,
+    "trainer.limit_predict_batches": 1,
+    "trainer.num_nodes": 1,
+    "trainer.precision": "32-true",
+    "trainer.strategy": "auto",
+    "trainer.sync_batchnorm": False,
+}
+"""What a config gets for a command that looks at the network, not at the data."""
 
 
 @dataclass
@@ -97,11 +109,12 @@ def _let_batches_divide(config: DictConfig) -> None:
     config.data.global_batch_size = -(-size // world_size) * world_size
 
 
-def offer_base(command: str, conf: Path) -> None:
+def offer_base(command: str, conf: Path, where: Mapping[str, Any] | None = None) -> None:
     """Make known to Hydra, as ``trained``, the config of the run that ``checkpoint=`` names.
 
     A folder of ``conf/`` that an override names (``data=digits``) takes the place of what the run
-    has there. Raises `UsageError` for a checkpoint that is not there, is torn, or has no config.
+    has there. ``where`` is what else the command changes. Raises `UsageError` for a checkpoint that
+    is not there, is torn, or has no config.
     """
     register()
     overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
@@ -109,7 +122,7 @@ def offer_base(command: str, conf: Path) -> None:
     stored = OmegaConf.load(config_of(source))
     assert isinstance(stored, DictConfig)
     del stored["defaults"]
-    for key, value in TRAINING_ONLY.items():
+    for key, value in (TRAINING_ONLY | dict(where or {})).items():
         OmegaConf.update(stored, key, value, merge=False)
     chosen = [
         name for name in _folders(conf) if any(item.startswith(f"{name}=") for item in overrides)

@@ -14,6 +14,8 @@ from lockstep.use.output import output_file
 
 TABLES = {".csv": ("", ()), ".parquet": ("parquet", ("pyarrow",)), ".pt": ("", ())}
 
+NETWORKS = {".pt2": ("", ()), ".onnx": ("onnx", ("onnx", "onnxscript", "onnxruntime"))}
+
 
 @dataclass(frozen=True)
 class Evaluate:
@@ -51,21 +53,67 @@ class Predict:
         return f"predicting with {self.source.name}"
 
     def __call__(self, built: Any, run: Run, /) -> Result:
-        from lockstep.data import DataModule
         from lockstep.predictions import write_predictions
         from lockstep.use.tables import write_table
 
-        if not isinstance(built.data, DataModule) or not built.data.predict_samples:
-            raise UsageError(
-                "predict needs a test or predict split from data.datasets; there is none. Return "
-                "one in Splits(...), or use data=<other data>."
-            )
+        _refuse_without_samples(built.data, "predict")
         checkpoint = _load(built.module, self.source)
         written = write_predictions(built.trainer, built.module, built.data, None, run.directory)
         if built.trainer.is_global_zero:
             write_table(written, self.output)
         built.trainer.strategy.barrier("table")
         return {"metrics": {}, "checkpoint": checkpoint, "output": str(self.output)}
+
+
+@dataclass(frozen=True)
+class Export:
+    """The network alone as a file, tried on samples before it appears."""
+
+    source: Path
+    output: Path
+
+    @property
+    def title(self) -> str:
+        return f"exporting the network of {self.source.name}"
+
+    def __call__(self, built: Any, run: Run, /) -> Result:
+        from lockstep.use.export import export, inputs_of
+
+        if run.placement.world_size * run.placement.device_count > 1:
+            raise UsageError(
+                f"export is done by one process; got trainer.strategy={run.placement.strategy} "
+                f"trainer.devices={run.placement.device_count}. Leave both out."
+            )
+        _refuse_without_samples(built.data, "export")
+        network = getattr(built.module, "network", None)
+        if network is None:
+            raise UsageError(
+                "export needs a module with a `network`, which is what it writes; "
+                f"{type(built.module).__name__} has none. Keep it as self.network."
+            )
+        checkpoint = _load(built.module, self.source)
+        inputs = inputs_of(
+            network, lambda: built.trainer.predict(built.module, datamodule=built.data)
+        )
+        difference = export(network, inputs, self.output)
+        return {
+            "metrics": {"export/difference": difference},
+            "checkpoint": checkpoint,
+            "output": str(self.output),
+            "inputs": {
+                name: [str(value.dtype), *value.shape[1:]] for name, value in inputs.items()
+            },
+        }
+
+
+def _refuse_without_samples(data: Any, command: str) -> None:
+    from lockstep.data import DataModule
+
+    if not isinstance(data, DataModule) or not data.predict_samples:
+        raise UsageError(
+            f"{command} needs a test or predict split from data.datasets; there is none. Return "
+            "one in Splits(...), or use data=<other data>."
+        )
 
 
 def _load(module: Any, source: Path) -> str:
@@ -85,3 +133,8 @@ def evaluation(request: Request) -> Evaluate:
 def prediction(request: Request) -> Predict:
     default = request.directory / "predictions.csv"
     return Predict(request.checkpoint, output_file(request.output, default, TABLES))
+
+
+def exporting(request: Request) -> Export:
+    default = request.directory / "network.pt2"
+    return Export(request.checkpoint, output_file(request.output, default, NETWORKS))
