@@ -1,4 +1,4 @@
-"""One run of lockstep in this process, as ``python train.py`` would do it, for a comparison."""
+"""One run of lockstep in this process, as ``python train.py`` does it, for a comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.steps NETWORK``: steps by hand and with lockstep, in turn, in one thread.
+"""``python -m benchmarks.steps NETWORK``: steps by hand and with lockstep, in one thread.
 
 Prints JSON: a list of seconds a step for each way. Blocks of a few steps alternate in one process,
 so that both meet the same machine.

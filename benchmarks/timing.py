@@ -61,7 +61,7 @@ def arguments(command: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """This one without OMP_NUM_THREADS, so that lockstep shares out the cores as it does by default
+    """This one without OMP_NUM_THREADS: lockstep shares out the cores, as by default
     (an elastic launcher or a batch system may have set it to 1)."""
     return {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"}
 

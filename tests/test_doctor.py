@@ -1,4 +1,4 @@
-"""``python -m lockstep.doctor``: a good machine is good, each fault is named with its repair."""
+"""``python -m lockstep.doctor``: a good machine is good, a fault comes with its repair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""notebooks/first-run.ipynb is executed and prints what it shows; `lockstep.notebook` as well."""
+"""notebooks/first-run.ipynb is executed and prints what it shows; `lockstep.notebook`."""
 
 from __future__ import annotations
 

@@ -185,7 +185,8 @@ def test_a_run_writes_the_same_files_whatever_its_length(launch: Launch, tmp_pat
 def test_batches_cut_from_memory_are_those_of_a_loader(
     monkeypatch: pytest.MonkeyPatch, size: int, world: int
 ) -> None:
-    monkeypatch.setattr("lockstep.data.tensors.CHUNK_BYTES", 64)  # several cuts in one epoch
+    # Several cuts in one epoch.
+    monkeypatch.setattr("lockstep.data.tensors.CHUNK_BYTES", 64)
     data = Tensors(torch.arange(100.0).unsqueeze(1), torch.arange(100))
     for rank in range(world):
         for sampler in (

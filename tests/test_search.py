@@ -409,7 +409,8 @@ def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     for name in [name for name in sys.modules if name.startswith("lockstep.search")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(UsageError, match=r"needs optuna.*: pip install 'lockstep\[search\]'"):
+    install = r"pip install 'lockstep\[search\]'"
+    with pytest.raises(UsageError, match=f"needs optuna.*: {install}"):
         OptunaSweeper(params={}).sweep(["x=1,2"])
 
 
@@ -418,7 +419,8 @@ def test_what_is_not_there_is_named_also_inside_another() -> None:
 
     outer = InstantiationException("Error locating target 'no_such.Part', set env var")
     outer.__cause__ = ModuleNotFoundError("No module named 'no_such'", name="no_such")
-    assert str(as_not_located(outer, "lockstep.module.SupervisedModule")).startswith("no_such.Part")
+    told = str(as_not_located(outer, "lockstep.module.SupervisedModule"))
+    assert told.startswith("no_such.Part")
     outer.__cause__ = ModuleNotFoundError("No module named 'no'", name="no")
     assert as_not_located(outer, "") is outer.__cause__, "of a module that is there"
 

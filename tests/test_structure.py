@@ -185,7 +185,7 @@ def test_the_core_stays_small() -> None:
         for path in CONF.rglob("*.yaml")
         if path.relative_to(CONF).parts[0] not in optional
         and "lockstep.workloads" not in path.read_text()
-        and "lockstep.exchange" not in path.read_text()  # a preset of that folder, as deletable
+        and "lockstep.exchange" not in path.read_text()  # a preset, as deletable
         and "lockstep.modelparallel" not in path.read_text()  # as well
     ]
     assert len(core) <= 25

@@ -12,6 +12,8 @@ from conftest import ROOT
 
 from lockstep.results import read_result
 
+DDP2 = ["trainer.strategy=ddp", "trainer.devices=2"]
+
 
 @pytest.mark.slow
 @pytest.mark.processes
@@ -27,7 +29,7 @@ def test_the_wheel_trains_without_the_clone(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "lockstep.train", "trainer.strategy=ddp", "trainer.devices=2"],
+        [sys.executable, "-m", "lockstep.train", *DDP2],
         cwd=work,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
         capture_output=True,

@@ -114,7 +114,8 @@ def build_module(run: Run) -> LightningModule:
     module = factory(**{k: value for k, value in offered.items() if takes_all or k in taken})
     if not isinstance(module, LightningModule):
         raise UsageError(
-            "model._target_ must be a LightningModule, such as lockstep.module.SupervisedModule "
+            "model._target_ must be a LightningModule, such as "
+            "lockstep.module.SupervisedModule "
             f"around your network; {config.model.get('_target_')} is a {type(module).__name__}."
         )
     if run.optimizer and not takes_all and "optimizer" not in taken:

@@ -75,7 +75,7 @@ def finished_before(composed: DictConfig) -> Result | None:
     goes_on = composed.sweep.resume is not None and HydraConfig.get().mode == RunMode.MULTIRUN
     if not (goes_on or was_requeued(directory)):
         return None
-    # The directory was chosen by the job's config and code: `lockstep.rundir.job_directory`.
+    # Its config and code have chosen the directory: `lockstep.rundir.job_directory`.
     result = read_result(directory / "result.json")
     return result if result["status"] in ("finished", "pruned") else None
 

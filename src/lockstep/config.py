@@ -39,7 +39,7 @@ class DataConfig:
 class TrainerConfig:
     """The arguments of `lightning.pytorch.Trainer`, by the same names.
 
-    Two differ: ``strategy`` and ``devices`` are decided before the launch (`lockstep.placement`).
+    Two are decided before the launch, ``strategy`` and ``devices`` (`lockstep.placement`).
     """
 
     accelerator: str = "auto"

@@ -1,8 +1,8 @@
 """Give a run its processes, and write down how it ended.
 
-The decision is `lockstep.placement.place`; the processes are in `lockstep.processes`. Lightning's
-own script launcher is never used: it starts ranks by running the command line again, ``-m``
-included, so that a sweep's ranks become sweeps of their own.
+`lockstep.placement.place` decides; the processes are in `lockstep.processes`.
+Lightning's own script launcher is never used: it starts ranks by running the command line again,
+``-m`` included, so that a sweep's ranks become sweeps of their own.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Task(Protocol):
         """For the line at the start: what is done to what."""
 
     def __call__(self, built: Any, run: Run, /) -> Result:
-        """From `lockstep.build.Built` to an outcome with ``metrics``, the same on every rank."""
+        """`lockstep.build.Built` to an outcome with ``metrics``, the same on every rank."""
 
 
 @dataclass(frozen=True)

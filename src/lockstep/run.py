@@ -50,7 +50,7 @@ def quiet_lightning() -> None:
     warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)", FutureWarning)
     # Epoch values are logged whatever the interval of step values is.
     warnings.filterwarnings("ignore", "The number of training batches .* logging interval")
-    # Lightning says it wherever SLURM is installed; `lockstep.placement` refuses where it matters.
+    # Lightning says it wherever SLURM is; `lockstep.placement` refuses where it matters.
     warnings.filterwarnings("ignore", "The `srun` command is available on your system but is not")
     # It holds the run that goes on: another run's directory is refused before.
     warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")

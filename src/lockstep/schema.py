@@ -1,4 +1,4 @@
-"""``python -m lockstep.schema``: JSON schemas of ``conf/``: completion and red lines in editors.
+"""``python -m lockstep.schema``: schemas of ``conf/`` for editors: completion, red lines.
 
 They are made of the dataclasses in `lockstep.config` by pydantic, which wandb brings along.
 """

@@ -25,8 +25,8 @@ class Stop:
     """This process's answer to signals; one per process, as handlers are.
 
     Outside of training a signal ends the process as an exception does. In training it is noted in
-    ``asked``, and `lockstep.callbacks.stop_together` ends all ranks after the same step. A second
-    signal after Ctrl-C, or a peer that is gone, leaves nothing to wait for.
+    ``asked``, and `lockstep.callbacks.stop_together` ends all ranks after the same step.
+    A second signal after Ctrl-C, or a peer that is gone, leaves nothing to wait for.
     """
 
     def __init__(self) -> None:

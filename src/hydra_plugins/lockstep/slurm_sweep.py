@@ -43,7 +43,7 @@ class SlurmConfig:
 
 
 ConfigStore.instance().store(
-    group="hydra/launcher", name="slurm", node=SlurmConfig, provider="lockstep"
+    group="hydra/launcher", name="slurm", node=SlurmConfig, provider=__package__
 )
 
 

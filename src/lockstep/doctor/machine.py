@@ -42,7 +42,7 @@ def versions() -> Iterator[Finding]:
     try:
         needed = [Requirement(text) for text in requires("lockstep") or []]
     except PackageNotFoundError:
-        yield Finding("lockstep", "is not installed here", "Say: make setup, or pip install -e .")
+        yield Finding("lockstep", "is not installed here", "Say: make setup")
         return
     for requirement in needed:
         if requirement.marker is None:  # the others are of an extra

@@ -56,7 +56,8 @@ class MlflowLogger(Logger):
         super().__init__()
         for package in ("mlflow", "sqlalchemy") if tracking_uri.startswith(SQLITE) else ("mlflow",):
             if find_spec(package) is None:
-                raise UsageError(f"logger=mlflow needs {package}: pip install 'lockstep[mlflow]'")
+                install = "pip install 'lockstep[mlflow]'"
+                raise UsageError(f"logger=mlflow needs {package}: {install}")
         self._directory = Path(directory).resolve()
         self._uri, self._experiment_name = tracking_uri, experiment_name
         self._artifacts, self._tags = artifact_location, dict(tags or {})

@@ -1,4 +1,4 @@
-"""``python -m lockstep.parity [key=value ...]``: compare a config with itself, place by place."""
+"""``python -m lockstep.parity [key=value ...]``: one config, compared place by place."""
 
 from __future__ import annotations
 

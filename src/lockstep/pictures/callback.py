@@ -51,8 +51,8 @@ class Pictures(Callback):
         columns = self._samples.collect()
         if not self._samples.usable and trainer.is_global_zero:
             log.info(
-                "no samples.png: it needs a test split of lockstep.data.Splits and a module with "
-                "predict_and_loss"
+                "no samples.png: it needs a test split of lockstep.data.Splits, a module "
+                "with predict_and_loss"
             )
         self._samples = None
         self._draw(trainer, pl_module, columns)

@@ -1,1 +1,1 @@
-"""Many runs side by side: ``python -m lockstep.report DIR...``. Reads files, imports no torch."""
+"""Many runs side by side: ``python -m lockstep.report DIR...``; imports no torch."""

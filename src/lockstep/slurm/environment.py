@@ -29,7 +29,7 @@ def cluster_environment(placement: Placement) -> list[ClusterEnvironment]:
 
 
 class StepEnvironment(SLURMEnvironment):
-    """The ranks are the tasks of one job step; `lockstep.placement` has checked their number."""
+    """The ranks are the tasks of a job step; `lockstep.placement` has checked how many."""
 
     def __init__(self) -> None:
         super().__init__(auto_requeue=False)  # `lockstep.slurm.requeue` does it

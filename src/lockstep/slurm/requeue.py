@@ -1,8 +1,8 @@
 """A SLURM job that nears its time limit goes back into the queue, and its run goes on from there.
 
 ``#SBATCH --signal=SIGUSR1@90`` sends the notice to each task of ``srun``; the ranks save and leave
-(`lockstep.callbacks.stop_together`), and rank zero requeues. SLURM's own requeueing, by an operator
-or after a node has failed, sends SIGTERM or nothing, and needs no command from here.
+(`lockstep.callbacks.stop_together`), and rank zero requeues. SLURM's own requeueing,
+by an operator or after a node has failed, sends SIGTERM or nothing, and needs no command from here.
 """
 
 from __future__ import annotations
