@@ -20,6 +20,7 @@ STARTER_ONLY = (
     "README.zh.md",
     "docs/decisions/0008-new-projects.md",
     f"src/{NAME}/new/",
+    "tests/test_chinese.py",
     "tests/test_new.py",
 )
 """Files, and folders, that speak of the starter itself."""
