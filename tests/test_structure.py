@@ -31,6 +31,7 @@ ROOMS = [
         "forkserver",
         "processes",
         "failures",
+        "unpicklable",
         "summary",
         "predictions",
         "resume",

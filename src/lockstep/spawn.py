@@ -8,18 +8,14 @@ import pickle
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch.multiprocessing.spawn import ProcessException
 
 from lockstep.build import Built
-from lockstep.errors import UsageError
 from lockstep.failures import raise_cause
 from lockstep.processes import context, guarded
 from lockstep.record import Run
@@ -27,6 +23,7 @@ from lockstep.rendezvous import local_store, meeting_at, of_one_machine
 from lockstep.results import Result
 from lockstep.run import compute
 from lockstep.strategies.spawned import SpawnedEnvironment
+from lockstep.unpicklable import name_culprit
 
 
 def in_spawned(built: Built, run: Run) -> Result:
@@ -50,7 +47,7 @@ def in_spawned(built: Built, run: Run) -> Result:
             raise_cause(Path(notes), {i: p.exitcode or 0 for i, p in enumerate(launcher.procs)})
             raise
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            _name_culprit(built, error)
+            name_culprit(built, error)
             raise
         finally:
             _end(launcher, run.config.launch.grace_s)
@@ -88,47 +85,3 @@ def _end(launcher: _MultiProcessingLauncher, grace_s: float) -> None:
             if process.is_alive():
                 process.kill()
                 process.join()
-
-
-def _name_culprit(built: Built, error: Exception) -> None:
-    """Raise `UsageError` that names the attribute which cannot be pickled, when it is found."""
-    for name in ("module", "data", "trainer"):
-        path = _find_unpicklable(getattr(built, name), name, depth=6)
-        if path:
-            raise UsageError(
-                f"trainer.strategy=ddp_spawn sends everything to new processes by pickle, and "
-                f"{path} cannot be pickled ({error}). Use a function or class defined at the top "
-                "of a file, open files in setup(), or use trainer.strategy=ddp, which sends "
-                "nothing."
-            ) from error
-
-
-def _find_unpicklable(value: Any, path: str, depth: int) -> str | None:
-    if _can_pickle(value):
-        return None
-    if depth:
-        for name, child in _children(value):
-            found = _find_unpicklable(child, f"{path}{name}", depth - 1)
-            if found:
-                return found
-    return path
-
-
-def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        yield from ((f"[{key!r}]", child) for key, child in value.items())
-    elif isinstance(value, list | tuple):
-        yield from ((f"[{index}]", child) for index, child in enumerate(value))
-    else:
-        own = getattr(value, "__dict__", {}).items()
-        # What a person wrote comes before what torch keeps.
-        for key, child in sorted(own, key=lambda item: item[0].startswith("_")):
-            yield f".{key}", child
-
-
-def _can_pickle(value: Any) -> bool:
-    try:
-        ForkingPickler.dumps(value)
-    except Exception:  # pickling runs anybody's __getstate__: whatever it raises is the answer
-        return False
-    return True
