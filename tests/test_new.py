@@ -287,8 +287,8 @@ def test_wrong_requests_change_nothing(starter: Path, tmp_path: Path) -> None:
 
 def test_no_file_holds_what_copier_would_take_for_a_place(files: dict[str, File]) -> None:
     assert "copier.yml" in template(files)
-    with pytest.raises(UsageError, match=r"No file may hold @\{"):
-        template({**files, "README.md": File("100644", b"a @{ place")})
+    with pytest.raises(UsageError, match=r"No file may hold @\["):
+        template({**files, "README.md": File("100644", b"a @[ place")})
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from lockstep.errors import UsageError
 PACKAGES = ("lightning", "lockstep", "torch", "torchmetrics", "torchvision")
 """Whose names a ``_target_`` may have; add a package that you trust with your account.
 
-What lies in the project's own directory, beside ``src/``, may be named without.
+What lies in the project, or in the directory that a run is started in, may be named without.
 """
 REFUSED = re.compile(
     r"^torch\.(hub|package|serialization|distributed\.(elastic|launch|launcher|run)\b|utils\.cpp_extension)"
@@ -80,6 +80,8 @@ def targets(config: object) -> Iterator[str]:
 
 def _in_project(package: str) -> bool:
     """Whether its source lies in the project, and not in an environment that lies there."""
+    if package == "__main__":
+        return True  # a class of a notebook's cell
     if package in sys.stdlib_module_names:
         return False
     try:
@@ -91,7 +93,7 @@ def _in_project(package: str) -> bool:
     places = [spec.origin, *(spec.submodule_search_locations or ())] if spec.has_location else []
     return any(
         place is not None
-        and Path(place).resolve().is_relative_to(PROJECT)
+        and any(Path(place).resolve().is_relative_to(home) for home in (PROJECT, Path.cwd()))
         and "site-packages" not in Path(place).parts
         for place in places
     )
