@@ -27,8 +27,12 @@ class Workload:
 
 WORKLOADS = (
     Workload("teacher", (), "test/loss", 4),
+    # only: image
     Workload("image/digits", ("experiment=image/digits",), "test/accuracy", 80),
+    # end only
+    # only: text
     Workload("text/classification", ("experiment=text/classification",), "test/accuracy", 200),
+    # end only
 )
 STRATEGIES = {
     "ddp": ("strategy=ddp",),

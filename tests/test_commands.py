@@ -63,7 +63,7 @@ EXECUTED = {
     "docs/several-machines.md": {
         "torchrun *train.py *": "test_hosts_with_other_clocks_make_one_run_with_the_result_of_one_"
         "device",
-        "torchrun *lockstep.doctor": "test_two_hosts_add_or_end_and_say_that_they_could_not",
+        "torchrun *.doctor": "test_two_hosts_add_or_end_and_say_that_they_could_not",
         "python -m lockstep.doctor": "test_a_port_that_is_taken_is_bad_and_a_free_one_good",
     },
     "docs/slurm.md": {

@@ -1,5 +1,6 @@
 """An exported network answers as its own does, for any number of samples, without this code."""
 
+# needs: image, recsys, text
 from __future__ import annotations
 
 import subprocess

@@ -4,6 +4,7 @@ The oracle is the same command on one device: its loss curve to 1e-5, its weight
 largest (Adam lifts roundings, so that of the transformer is SGD), and the size of its parameters.
 """
 
+# needs: text
 from __future__ import annotations
 
 from pathlib import Path

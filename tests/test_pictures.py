@@ -1,5 +1,6 @@
 """``plots=true``: what the pictures show, on one process and two, and where they end up."""
 
+# needs: image, text
 from __future__ import annotations
 
 import shlex

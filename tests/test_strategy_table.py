@@ -17,6 +17,12 @@ HEADINGS = [
     *("strategy", "what is split", "exchanged in a step", "bytes, formula", "N = 2", "N = 4"),
     *("synchronous", "test/loss, N = 2", "where", "choose it"),
 ]
+SPLIT_HEADINGS = [
+    *("strategy", "what is split", "exchanged in a step", "bytes, formula", "measured, N = 2"),
+    *("synchronous", "test/loss, N = 2", "where", "choose it"),
+]
+PLAN = "+strategy.options.plan={network.layers.0: outputs, network.layers.2: inputs}"
+"""Of the default network, which has none of its own."""
 STEPS = 16
 """Of an epoch of the default run."""
 SHAPES = [(64, 10), (64,), (64, 64), (64,), (1, 64), (1,)]
@@ -50,19 +56,26 @@ class Row:
 
 
 def rows() -> list[Row]:
+    return [Row(*row) for row in below(HEADINGS)]
+
+
+def below(headings: list[str]) -> list[list[str]]:
+    """The cells of the table with these headings, row by row."""
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
     cells = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
-    below = cells[cells.index(HEADINGS) + 2 :]
-    return [Row(*row) for row in takewhile(lambda row: len(row) == len(HEADINGS), below)]
+    under = cells[cells.index(headings) + 2 :]
+    return list(takewhile(lambda row: len(row) == len(headings), under))
 
 
 ROWS = rows()
+SPLIT = {row[0]: row[6] for row in below(SPLIT_HEADINGS)}
+"""Of the strategies that split the network: name -> test loss."""
 SEVERAL = [row for row in ROWS if not row.where.startswith("one process")]
 
 
 def test_every_preset_has_a_row() -> None:
     """A new one: add its row, with what `python train.py strategy=NAME compare=true` tells."""
-    assert sorted(row.strategy for row in ROWS) == sorted(
+    assert sorted([*(row.strategy for row in ROWS), *SPLIT]) == sorted(
         path.stem for path in (CONF / "strategy").glob("*.yaml")
     )
 
@@ -102,6 +115,15 @@ def test_a_row_is_what_two_processes_do(launch: Launch, tmp_path: Path, row: Row
     assert round(on_the_way(tmp_path / "run", 2) / STEPS) == row.bytes_of(2)
     assert (result["exchange_s"] is not None) == (row.synchronous == "yes")
     assert ranks_agree(tmp_path / "run")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", SPLIT)
+def test_a_network_in_parts_has_the_loss_of_its_row(launch: Launch, strategy: str) -> None:
+    plan = [PLAN] if strategy == "tensor_parallel" else []
+    result = launch(f"strategy={strategy}", "trainer.devices=2", "trainer.accelerator=cpu", *plan)
+    assert SPLIT[strategy] == ROWS[0].loss
+    assert result["metrics"]["test/loss"] == pytest.approx(float(SPLIT[strategy]), rel=1e-3)
 
 
 @pytest.mark.processes

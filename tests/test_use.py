@@ -1,5 +1,6 @@
 """A trained model is tested, and predicts, as in its own run: anywhere, in data set order."""
 
+# needs: image, text
 from __future__ import annotations
 
 import csv

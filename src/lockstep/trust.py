@@ -90,12 +90,11 @@ def _in_project(package: str) -> bool:
         return False
     if spec is None:
         return True  # there is no such package, which is told better when it is looked for
-    places = [spec.origin, *(spec.submodule_search_locations or ())] if spec.has_location else []
+    files = [spec.origin] if spec.has_location and spec.origin else []
     return any(
-        place is not None
-        and any(Path(place).resolve().is_relative_to(home) for home in (PROJECT, Path.cwd()))
+        any(Path(place).resolve().is_relative_to(home) for home in (PROJECT, Path.cwd()))
         and "site-packages" not in Path(place).parts
-        for place in places
+        for place in (*files, *(spec.submodule_search_locations or ()))
     )
 
 

@@ -29,8 +29,8 @@ class ExchangeCost(Callback):
 
     It runs once, when training has ended; weights, buffers and generators are as before. On one
     process there is nothing to exchange; dp exchanges inputs and outputs, which this cannot leave
-    out, so there it measures nothing. Those of `lockstep.exchange` tell their own bytes; what
-    exchanges nothing in the backward pass has no ``exchange_s``.
+    out, so there it measures nothing. Those of `lockstep.exchange` tell their own bytes;
+    what exchanges nothing in the backward pass has no ``exchange_s``.
     """
 
     def __init__(self) -> None:

@@ -78,12 +78,14 @@ def paths_of(part: str, files: dict[str, File]) -> set[str]:
         f"docs/workloads/{part}.md",
         f"tests/test_{part}",
     )
-    package = f"{NAME}.workloads.{part}.".encode()
+    names = re.compile(
+        rf"{NAME}\.workloads\.{part}\.|^# needs: .*\b{part}\b".encode(), re.MULTILINE
+    )
     return {
         path
         for path, file in files.items()
         if path.startswith(places)
-        or (path.startswith(("conf/", "tests/")) and package in file.content)
+        or (path.startswith(("conf/", "tests/")) and names.search(file.content))
     }
 
 

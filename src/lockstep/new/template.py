@@ -19,15 +19,15 @@ from lockstep.new.rendering import (
 )
 
 BRANCH = "template"
-MARKS = ("@[", "]@", "@%", "%@", "@#", "#@")
-ANSWERS = "@[ _copier_conf.answers_file ]@"
+MARKS = ("@((", "))@", "@%", "%@", "@#", "#@")
+ANSWERS = "@(( _copier_conf.answers_file ))@"
 QUESTIONS = """\
 # Written by `make template`, as all of this branch; change the files of main.
 _min_copier_version: "9"
 _templates_suffix: ""
 _envops:
-  variable_start_string: "@["
-  variable_end_string: "]@"
+  variable_start_string: "@(("
+  variable_end_string: "))@"
   block_start_string: "@%"
   block_end_string: "%@"
   comment_start_string: "@#"
@@ -46,7 +46,7 @@ name:
 holder:
   type: str
   help: Whose copyright the licence names
-  default: The @[ name ]@ authors
+  default: The @(( name ))@ authors
 without:
   type: str
   multiselect: true
@@ -83,12 +83,12 @@ def template(files: dict[str, File]) -> dict[str, File]:
     """The files with Jinja's places instead of names, and copier's questions."""
     own = paths_of("starter", files)
     left = {
-        renamed(path, "@[ name ]@"): with_text(file, lambda text: _with_places(text))
+        renamed(path, "@(( name ))@"): with_text(file, lambda text: _with_places(text))
         for path, file in files.items()
         if path not in own
     }
     excluded = "".join(
-        f"  - \"@% if '{example}' in without %@/{renamed(path, '@[ name ]@')}@% endif %@\"\n"
+        f"  - \"@% if '{example}' in without %@/{renamed(path, '@(( name ))@')}@% endif %@\"\n"
         for example in EXAMPLES
         for path in sorted(paths_of(example, files) - own)
     )
@@ -96,7 +96,7 @@ def template(files: dict[str, File]) -> dict[str, File]:
         "EXAMPLES", f"[{', '.join(EXAMPLES)}]"
     )
     left["copier.yml"] = File("100644", (questions + excluded).encode())
-    left[ANSWERS] = File("100644", b"@[ _copier_answers | to_nice_yaml -]@\n")
+    left[ANSWERS] = File("100644", b"@(( _copier_answers | to_nice_yaml -))@\n")
     return left
 
 
@@ -105,7 +105,7 @@ def _with_places(text: str) -> str:
     if found:
         raise UsageError(f"No file may hold {found[0]}, with which copier's places begin or end.")
     lines = []
-    for line in text.replace(HOLDER, "@[ holder ]@").splitlines(keepends=True):
+    for line in text.replace(HOLDER, "@(( holder ))@").splitlines(keepends=True):
         part = mark(line)
         if part is None:
             lines.append(line)
@@ -115,4 +115,4 @@ def _with_places(text: str) -> str:
             lines.append(
                 "@% if false %@\n" if part == "starter" else f"@% if '{part}' not in without %@\n"
             )
-    return renamed("".join(lines), "@[ name ]@")
+    return renamed("".join(lines), "@(( name ))@")
