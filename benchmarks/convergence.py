@@ -25,7 +25,7 @@ class Workload:
     megabits: float
 
 
-WORKLOADS = (
+WORKLOADS = [
     Workload("teacher", (), "test/loss", 4),
     # only: image
     Workload("image/digits", ("experiment=image/digits",), "test/accuracy", 80),
@@ -33,7 +33,7 @@ WORKLOADS = (
     # only: text
     Workload("text/classification", ("experiment=text/classification",), "test/accuracy", 200),
     # end only
-)
+]
 STRATEGIES = {
     "ddp": ("strategy=ddp",),
     "ddp_async": ("strategy=ddp_async",),

@@ -87,11 +87,12 @@ def new(starter: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize("without", [(), *((each,) for each in EXAMPLES), EXAMPLES])
 @pytest.mark.parametrize("name", NAMES)
-def test_no_line_is_laid_out_by_the_length_of_the_name(
-    files: dict[str, File], tmp_path: Path, name: str
+def test_no_line_is_laid_out_by_the_name_or_by_what_is_left_out(
+    files: dict[str, File], tmp_path: Path, name: str, without: tuple[str, ...]
 ) -> None:
-    write(render(files, Plan(name, "Ada", ())), tmp_path)
+    write(render(files, Plan(name, "Ada", without)), tmp_path)
     for check in (["format", "--check"], ["check"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *check, "--no-cache", "."],
