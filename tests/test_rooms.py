@@ -20,6 +20,7 @@ OPTIONAL = [
     "use",
     "workloads",
     "features",
+    "find",
     "pictures",
     "doctor",
     "slurm_sweep",

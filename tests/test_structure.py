@@ -50,7 +50,7 @@ ROOMS = [
     ["slots"],
     ["search"],
     ["cli"],
-    ["parity", "use", "schema", "notebook", "doctor", "slurm_sweep"],
+    ["parity", "use", "find", "schema", "notebook", "doctor", "slurm_sweep"],
     # only: starter
     ["new"],
     # end only
@@ -115,6 +115,7 @@ WITHOUT_TORCH = [
     "parity/trial",
     "use/command",
     "use/tasks",
+    "find/request",
 ]
 
 
@@ -180,7 +181,12 @@ def test_the_core_stays_small() -> None:
     files = [path for path in FILES if room_of(path) in CORE]
     files += [SOURCE / "data" / "sharding.py", ROOT / "train.py"]
     assert sum(map(lines_of_code, files)) < 1500
-    optional = ("experiment", "debug", "features")  # each is a choice, not a part of every run
+    optional = (
+        "experiment",
+        "debug",
+        "features",
+        "find",
+    )  # each is a choice, not a part of every run
     core = [
         path
         for path in CONF.rglob("*.yaml")

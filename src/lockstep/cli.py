@@ -35,7 +35,7 @@ from lockstep.hosts.meeting import PeerRefusal, from_rank_zero, tell_peers
 from lockstep.launch import launch
 from lockstep.placement import MODEL_PARALLEL, place
 from lockstep.precision import check_precision
-from lockstep.record import Run, record_refusal
+from lockstep.record import Run, Task, record_refusal
 from lockstep.results import Result, objective_value, read_result
 from lockstep.resume import newest_checkpoint, resumed_config
 from lockstep.rundir import config_digest
@@ -85,6 +85,11 @@ def prepare(composed: DictConfig) -> Run:
     hydra = HydraConfig.get()
     directory = Path(hydra.runtime.output_dir)
     config, resumed = _config_of(composed, hydra.mode, directory)
+    task: Task | None = None
+    if config.find is not None:
+        from lockstep.find.request import finder
+
+        config, task = finder(config, resumed)
     check_config(asdict(config))
     refuse_secrets(asdict(config))
     if config.seed is None:
@@ -130,6 +135,7 @@ def prepare(composed: DictConfig) -> Run:
         resumed=resumed,
         config_digest=config_digest(composed),
         checkpoint=checkpoint,
+        task=task,
     )
     return agreed(run)
 

@@ -134,6 +134,8 @@ class Config:
     resume: str | None = None
     """Go on with the run in this directory, or ``latest``: from its newest checkpoint, with its
     config, in its directory; see docs/checkpoints.md."""
+    find: dict[str, Any] | None = None
+    """Find what to train with instead of training, by a file in ``conf/find/``: ``find=lr``."""
     init_from: str | None = None
     """A checkpoint whose weights a new run starts from."""
     data: DataConfig = field(default_factory=DataConfig)

@@ -27,6 +27,7 @@ from lockstep.resume import config_of, damage, newest_checkpoint
 TRAINING_ONLY: dict[str, Any] = {
     "callbacks": {},
     "compare": False,
+    "find": None,
     "init_from": None,
     "launch.max_restarts": 0,
     "logger": {},
@@ -140,7 +141,7 @@ def offer_base(command: str, conf: Path, where: Mapping[str, Any] | None = None)
 
 
 def _folders(conf: Path) -> list[str]:
-    spanning = ("experiment", "debug", "hydra")
+    spanning = ("experiment", "debug", "find", "hydra")
     return sorted(
         path.name for path in conf.iterdir() if path.is_dir() and path.name not in spanning
     )
