@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import pyarrow
 import pytest
 import torch
 from conftest import Launch, quick_and_slow
+from pyarrow import parquet
 from recording import global_batches, indexed, rows
 from test_resume import RUN, WHERE, assert_same_run, break_at, weights
 
@@ -42,7 +44,30 @@ def as_npy(directory: Path, samples: int = 67) -> list[str]:
     return words
 
 
-FORMATS = {"npy": as_npy}
+def write_table(path: Path, columns: dict[str, Any], row_group_size: int = 10) -> str:
+    """Columns as they are given: arrays of NumPy, or of pyarrow where nulls are needed."""
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=row_group_size)
+    return str(path)
+
+
+def as_parquet(directory: Path, samples: int = 67) -> list[str]:
+    """Write the splits, the training rows as a folder of two files; returns the overrides."""
+    words = ["data=parquet", "data.global_batch_size=12"]
+    for key, part in zip(("path", "val", "test"), columns(samples), strict=True):
+        table = {f"x{i}": part["x"][:, i] for i in range(10)} | {"y": part["y"][:, 0]}
+        path = directory / f"{key}.parquet"
+        if key == "path":
+            path.mkdir()
+            for name, rows in (("a", slice(0, 40)), ("b", slice(40, None))):
+                write_table(path / f"{name}.parquet", {k: v[rows] for k, v in table.items()})
+        else:
+            write_table(path, table)
+        words.append(f"data.datasets.{key}={path}")
+    features = ",".join(f"x{i}" for i in range(10))
+    return [*words, f"data.datasets.features=[{features}]", "data.datasets.target=y"]
+
+
+FORMATS = {"npy": as_npy, "parquet": as_parquet}
 CASES = [
     (kind, where, workers)
     for kind in FORMATS

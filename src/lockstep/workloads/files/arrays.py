@@ -30,23 +30,27 @@ STRETCH_BYTES = 2**24
 
 
 class Arrays(Batched):
-    """A sample is a row of each file: ``(*inputs, target)`` in the order of ``paths``.
+    """A sample is a row of each file: ``(*inputs, target)`` in the order of ``paths``, which errors
+    call by ``names`` where these are given.
 
     Other processes get the paths, not the rows, and map the files themselves. Raises `UsageError`
     for a file that is missing, torn or holds no numbers, for unequal lengths, and, unless ``nan``
     is "allow", for a row that is not finite: before training for "scan", else in its batch.
     """
 
-    def __init__(self, paths: Sequence[str], nan: str = REFUSE) -> None:
+    def __init__(
+        self, paths: Sequence[str], nan: str = REFUSE, names: Sequence[str] | None = None
+    ) -> None:
         self.paths, self.nan = [str(Path(path).absolute()) for path in paths], nan
+        self.names = self.paths if names is None else list(names)
         self._columns: list[Any] | None = None
         refuse_unknown(nan)
         columns = self._mapped()
         refuse_unequal({p: len(c) for p, c in zip(self.paths, columns, strict=True)})
         self._length = len(columns[0])
         if nan == SCAN:
-            for path, column in zip(self.paths, columns, strict=True):
-                scan(column, path)
+            for name, column in zip(self.names, columns, strict=True):
+                scan(column, name)
 
     @override
     def __len__(self) -> int:
@@ -58,11 +62,11 @@ class Arrays(Batched):
         # Pages are read in the order of the file, and given out in that of the batch.
         order = numpy.argsort(rows, kind="stable")
         batch = []
-        for path, column in zip(self.paths, self._mapped(), strict=True):
+        for name, column in zip(self.names, self._mapped(), strict=True):
             values = numpy.empty((len(rows), *column.shape[1:]), column.dtype)
             values[order] = column[rows[order]]
             if self.nan != ALLOW:
-                refuse_not_finite(values, rows, path)
+                refuse_not_finite(values, rows, name)
             batch.append(as_tensor(values))
         return tuple(batch)
 
@@ -115,9 +119,9 @@ def map_file(path: str) -> Any:
     return array
 
 
-def scan(column: Values, path: str) -> None:
+def scan(column: Values, name: str) -> None:
     """Look at every row, a stretch at a time."""
     rows = max(1, STRETCH_BYTES // max(1, column[:1].nbytes))
     for start in range(0, len(column), rows):
         stretch = numpy.array(column[start : start + rows])
-        refuse_not_finite(stretch, numpy.arange(start, start + len(stretch)), path)
+        refuse_not_finite(stretch, numpy.arange(start, start + len(stretch)), name)
