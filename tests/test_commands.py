@@ -98,6 +98,7 @@ EXECUTED = {
     },
     "docs/workloads/files.md": {
         "python train.py data=npy *": "test_a_run_from_files_is_the_run_from_memory",
+        "python train.py data=parquet *": "test_a_run_from_files_is_the_run_from_memory",
     },
     # only: image
     "docs/workloads/image.md": {

@@ -265,7 +265,8 @@ def test_only_a_conversion_needs_pyarrow_and_says_its_extra(
     before = given_out(path, "half")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert torch.equal(given_out(path, "half")[0], before[0])
-    with pytest.raises(UsageError, match=r"needs pyarrow: pip install 'lockstep\[parquet\]'"):
+    install = r"pip install 'lockstep\[parquet\]'"
+    with pytest.raises(UsageError, match=f"needs pyarrow: {install}"):
         given_out(path, "real")
 
 

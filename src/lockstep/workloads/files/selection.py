@@ -31,7 +31,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Selection:
-    """What ``data.datasets`` of a table names; see `lockstep.workloads.files.parquet.parquet`."""
+    """What ``data.datasets`` of a table names; see `parquet.parquet`."""
 
     features: tuple[str, ...]
     target: tuple[str, ...]
