@@ -226,7 +226,10 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_table_that_cannot_be_used_is_named_with_its_fault(path: Path, fault: Any) -> None:
+def test_a_table_that_cannot_be_used_is_named_with_its_fault(
+    path: Path, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "CHUNK_BYTES", 100)  # rows are counted over the pieces
     fault(path)
     with pytest.raises(UsageError, match=FAULTS[fault]):
         given_out(path, "real", nan="scan")
