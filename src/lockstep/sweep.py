@@ -1,4 +1,4 @@
-"""The closing lines of a sweep: which jobs finished, which failed and why."""
+"""What all sweeps have in common: a job's config, and the closing lines that say how each ended."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict
 from typing_extensions import override
 
 from lockstep.errors import UsageError, one_line
@@ -43,6 +45,22 @@ class RememberSweep(Callback):
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         # Hydra keeps what every job returned until the sweep ends; the configs are in files.
         job_return.cfg = job_return.hydra_cfg = None
+
+
+def compose_job(
+    context: HydraContext, sweep: DictConfig, overrides: list[str], number: int
+) -> tuple[DictConfig, str]:
+    """A job's config, and the name that it has for its directory, which may depend on the job."""
+    config = context.config_loader.load_sweep_config(sweep, overrides)
+    with open_dict(config):
+        config.hydra.job.id = config.hydra.job.num = number
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(config)
+    try:
+        place = str(OmegaConf.select(config, "hydra.sweep.subdir"))
+    finally:
+        HydraConfig.instance().cfg = before
+    return config, place
 
 
 def check_not_empty() -> None:

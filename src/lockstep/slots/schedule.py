@@ -12,11 +12,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from lockstep.errors import RunFailed, UsageError
@@ -28,6 +27,7 @@ from lockstep.signals import leave_on_signals, stop
 from lockstep.slots.board import Board
 from lockstep.slots.host import Ended, Host
 from lockstep.slots.pool import Demand, NoSuchSlots, Pool, demand_of
+from lockstep.sweep import compose_job
 
 log = logging.getLogger(__name__)
 
@@ -160,15 +160,7 @@ class Schedule:
 
     def _compose(self, job: Job) -> DictConfig:
         """The job's config, and its directory: decided here, where no two jobs decide at once."""
-        config = self.hydra_context.config_loader.load_sweep_config(self.config, job.overrides)
-        with open_dict(config):
-            config.hydra.job.id = config.hydra.job.num = job.number
-        before = HydraConfig.instance().cfg
-        HydraConfig.instance().set_config(config)
-        try:
-            place = str(OmegaConf.select(config, "hydra.sweep.subdir"))
-        finally:
-            HydraConfig.instance().cfg = before
+        config, place = compose_job(self.hydra_context, self.config, job.overrides, job.number)
         if place in self.given and config.sweep.resume is not None and not self._is_done(place):
             place = str(next_number(self.directory))  # given a moment ago, and still empty
         self.given.add(place)

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from lockstep.errors import RunFailed, UsageError
@@ -27,6 +26,7 @@ from lockstep.slurm_sweep.queue import ENDED, cancel, states
 from lockstep.slurm_sweep.shape import Shape, check_options, shape_of
 from lockstep.slurm_sweep.submit import FOLDER, check_installed, submit
 from lockstep.slurm_sweep.task import SweptRun
+from lockstep.sweep import compose_job
 
 log = logging.getLogger(__name__)
 
@@ -103,15 +103,7 @@ class Sweep:
 
     def _compose(self, job: Job) -> None:
         """The job's config, as that of a single run in its directory of the sweep."""
-        config = self.hydra_context.config_loader.load_sweep_config(self.config, job.overrides)
-        with open_dict(config):
-            config.hydra.job.id = config.hydra.job.num = job.number
-        before = HydraConfig.instance().cfg
-        HydraConfig.instance().set_config(config)
-        try:
-            place = str(OmegaConf.select(config, "hydra.sweep.subdir"))
-        finally:
-            HydraConfig.instance().cfg = before
+        config, place = compose_job(self.hydra_context, self.config, job.overrides, job.number)
         if place in self.given:
             place = str(next_number(self.directory))  # two jobs of one config
         self.given.add(place)
