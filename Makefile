@@ -40,7 +40,7 @@ test-cluster: setup ## Run the tests over hosts and under SLURM, made on this ma
 	scripts/fetch-slurm.sh
 	$(RUN) -m pytest -m "cluster or slurm" $(ARGS)
 
-check: setup ## Check format, lint, types, YAML, workflows and spelling; changes nothing
+check: setup ## Check format, lint, types, YAML, workflows, spelling, links of docs/; changes nothing
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
@@ -49,6 +49,7 @@ check: setup ## Check format, lint, types, YAML, workflows and spelling; changes
 	$(RUN) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(RUN) -m check_jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(RUN) -m check_jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml
+	$(RUN) -m sphinx -W --keep-going -n -q -d build/doctrees docs build/docs
 
 # only: starter
 new: setup ## Make a project of your own: make new NAME=my_project DEST=../my-project [WITHOUT=text,recsys]

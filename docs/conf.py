@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[1]
 FROM_THE_TOP = {
     "index": "README.md",
     "contributing": "CONTRIBUTING.md",
+    # only: starter
     "chinese": "README.zh.md",
+    # end only
 }
 """Page of the site -> the file that GitHub shows; the page's own text comes after it."""
 

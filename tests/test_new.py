@@ -16,7 +16,7 @@ from conftest import ROOT
 from lockstep.errors import UsageError
 from lockstep.new.git import git, read
 from lockstep.new.project import TRAILER
-from lockstep.new.rendering import EXAMPLES, LONGEST, File, Plan, render
+from lockstep.new.rendering import EXAMPLES, LONGEST, STARTER_ONLY, File, Plan, render
 from lockstep.new.template import template
 
 NAMES = ["a", "my_project", "z" * LONGEST]
@@ -118,6 +118,11 @@ def test_nothing_in_a_project_names_the_starter(files: dict[str, File]) -> None:
     assert all(made[path].content == files[path].content for path in pictures)
     modes = {path: file.mode for path, file in files.items() if path in made}
     assert {path: made[path].mode for path in modes} == modes
+
+
+def test_what_the_starter_keeps_for_itself_is_there(files: dict[str, File]) -> None:
+    for place in STARTER_ONLY:
+        assert any(path.startswith(place) for path in files), place
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

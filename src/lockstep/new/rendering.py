@@ -18,7 +18,8 @@ EXAMPLES = ("image", "recsys", "text")
 STARTER_ONLY = (
     "CHANGELOG.md",
     "README.zh.md",
-    "docs/decisions/0008-new-projects.md",
+    "docs/chinese.md",
+    "docs/decisions/0010-new-projects.md",
     f"src/{NAME}/new/",
     "tests/test_chinese.py",
     "tests/test_new.py",
