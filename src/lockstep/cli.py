@@ -85,13 +85,13 @@ def prepare(composed: DictConfig) -> Run:
     hydra = HydraConfig.get()
     directory = Path(hydra.runtime.output_dir)
     config, resumed = _config_of(composed, hydra.mode, directory)
+    check_config(asdict(config))
+    refuse_secrets(asdict(config))
     task: Task | None = None
     if config.find is not None:
         from lockstep.find.request import finder
 
         config, task = finder(config, resumed)
-    check_config(asdict(config))
-    refuse_secrets(asdict(config))
     if config.seed is None:
         drawn = from_rank_zero("seed", lambda: str(random.SystemRandom().randrange(2**31)))
         config = replace(config, seed=int(drawn))

@@ -15,7 +15,10 @@ CHUNK_BYTES = 2**24
 
 
 class Batched(Dataset[tuple[torch.Tensor, ...]]):
-    """A data set that reads a whole batch at once: it is given on as it is, not collated."""
+    """A data set that reads a whole batch at once: it is given on as it is, not collated.
+
+    A subclass has ``__len__`` and ``__getitems__``; torch's own base class is not abstract either.
+    """
 
     def __len__(self) -> int:
         raise NotImplementedError

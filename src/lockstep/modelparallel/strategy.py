@@ -21,7 +21,7 @@ from lockstep.errors import UsageError
 from lockstep.modelparallel.clipping import clip_whole
 from lockstep.modelparallel.mesh import Mesh
 from lockstep.modelparallel.whole import cut, cut_state, norm, whole
-from lockstep.strategies.exact_ddp import batch_weight
+from lockstep.strategies.exact_ddp import weighted
 
 
 class SplitStrategy(ModelParallelStrategy):
@@ -47,7 +47,7 @@ class SplitStrategy(ModelParallelStrategy):
         self.mesh = mesh
 
     def split(self, module: LightningModule) -> None:
-        """Leave of the module what this rank computes; raises `UsageError` if it cannot be."""
+        """Of each subclass: leave of the module what this rank computes, else `UsageError`."""
         raise NotImplementedError
 
     def norm(self, gradients: Any) -> Tensor:
@@ -80,9 +80,8 @@ class SplitStrategy(ModelParallelStrategy):
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
     ) -> Tensor:
         assert self.lightning_module is not None
-        weight = batch_weight(self.lightning_module.trainer)
-        weighted = closure_loss * weight if weight != 1.0 else closure_loss
-        return super().backward(weighted, optimizer, *args, **kwargs)
+        loss = weighted(closure_loss, self.lightning_module.trainer)
+        return super().backward(loss, optimizer, *args, **kwargs)
 
     @property
     @override

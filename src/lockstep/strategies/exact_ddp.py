@@ -25,6 +25,12 @@ def batch_weight(trainer: Trainer) -> float:
     return sampler.weight(trainer.fit_loop.epoch_loop.batch_idx)
 
 
+def weighted(loss: Tensor, trainer: Trainer) -> Tensor:
+    """A rank's loss, so that the mean of the ranks' gradients is that of the global batch."""
+    weight = batch_weight(trainer)
+    return loss * weight if weight != 1.0 else loss
+
+
 class ExactDDPStrategy(DDPStrategy):
     """Weighs each rank's loss on its way into the backward pass.
 
@@ -37,6 +43,5 @@ class ExactDDPStrategy(DDPStrategy):
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
     ) -> Tensor:
         assert self.lightning_module is not None
-        weight = batch_weight(self.lightning_module.trainer)
-        weighted = closure_loss * weight if weight != 1.0 else closure_loss
-        return super().backward(weighted, optimizer, *args, **kwargs)
+        loss = weighted(closure_loss, self.lightning_module.trainer)
+        return super().backward(loss, optimizer, *args, **kwargs)
