@@ -36,7 +36,7 @@ class LocalSGDStrategy(LocalStepsStrategy):
                 f"{period!r}. Use 1 to average after each step."
             )
         # Else DDP copies rank 0's buffers to the others before each forward.
-        super().__init__(*args, **{"broadcast_buffers": False} | kwargs)
+        super().__init__(*args, **{"forward_sync_buffers": False} | kwargs)
         self.period = period
         self.differs = (
             f"ranks average every {period} steps; results depend on the number of processes"
