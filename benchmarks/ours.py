@@ -15,8 +15,8 @@ from omegaconf import open_dict
 
 from benchmarks.timing import PROJECT
 
-from lockstep.cli import prepare
 from lockstep.config import register
+from lockstep.prepare import prepare
 from lockstep.run import build_here, compute
 
 CONF = PROJECT / "benchmarks" / "conf"

@@ -90,8 +90,8 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
 
     All launches of a test session share one fork server, so ranks start in milliseconds.
     """
-    from lockstep.cli import prepare
     from lockstep.launch import launch as launch_run
+    from lockstep.prepare import prepare
 
     count = 0
 

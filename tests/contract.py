@@ -30,8 +30,8 @@ from watching import Losses, SaveAfterFirstEpoch, samples_in, watched
 
 from lockstep.build import Built, build
 from lockstep.callbacks.resume_state import ResumeState
-from lockstep.cli import prepare
 from lockstep.data import DataModule
+from lockstep.prepare import prepare
 from lockstep.randomness import seed_everything
 from lockstep.results import Result
 from lockstep.run import quiet_lightning

@@ -11,7 +11,18 @@ from conftest import CONF, ROOT
 
 SOURCE = ROOT / "src" / "lockstep"
 ROOMS = [
-    ["errors", "secrets", "console", "help", "results", "plan", "rundir", "config", "preload"],
+    [
+        "errors",
+        "secrets",
+        "console",
+        "help",
+        "explain",
+        "results",
+        "plan",
+        "rundir",
+        "config",
+        "preload",
+    ],
     [
         "devices",
         "sizes",
@@ -47,6 +58,7 @@ ROOMS = [
     ["spawn"],
     ["report"],
     ["launch", "sweep"],
+    ["prepare"],
     ["slots"],
     ["search"],
     ["cli"],
@@ -81,6 +93,8 @@ WITHOUT_TORCH = [
     "secrets",
     "trust",
     "cli",
+    "explain",
+    "prepare",
     "config",
     "rundir",
     "errors",

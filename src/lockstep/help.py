@@ -6,10 +6,17 @@ It still serves where files are not all: with ``--config-dir``, overrides or oth
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from string import Template
 
 import yaml
+
+
+def conf() -> Path:
+    """Beside train.py; ``python -m lockstep.parity`` is started beside it."""
+    script = Path(sys.argv[0]).parent
+    return (script if (script / "conf").is_dir() else Path()) / "conf"
 
 
 def help_text(conf: Path) -> str:

@@ -21,11 +21,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lockstep.cli import explain, prepare
 from lockstep.config import register
 from lockstep.errors import RunFailed, UsageError
+from lockstep.explain import explain
 from lockstep.launch import launch
 from lockstep.placement import STRATEGIES
+from lockstep.prepare import prepare
 from lockstep.record import Run, record_refusal
 from lockstep.results import Result, read_result
 from lockstep.rundir import new_run_name

@@ -12,10 +12,10 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from lockstep.cli import prepare
 from lockstep.config import register
 from lockstep.errors import UsageError
 from lockstep.launch import launch
+from lockstep.prepare import prepare
 
 VARIED = ("trainer.strategy", "trainer.devices", "strategy", "strategy.name")
 PRECISION = "trainer.precision=64-true"

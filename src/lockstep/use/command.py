@@ -21,6 +21,7 @@ from lockstep import cli
 from lockstep.config import Config, as_config, register
 from lockstep.errors import UsageError
 from lockstep.placement import place
+from lockstep.prepare import prepare as prepare_run
 from lockstep.record import Run, Task
 from lockstep.resume import config_of, damage, newest_checkpoint
 
@@ -98,8 +99,7 @@ def prepare(composed: DictConfig, make_task: MakeTask) -> Run:
     task = make_task(request)
     config = OmegaConf.create(plain)
     _let_batches_divide(config)
-    run = cli.prepare(config)
-    return replace(run, task=task)
+    return replace(prepare_run(config), task=task)
 
 
 def _let_batches_divide(config: DictConfig) -> None:
