@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from lockstep.strategies import replicas as dp
+from lockstep.strategies import scatter_gather
 from lockstep.strategies.data_parallel import DataParallelStrategy
 from lockstep.strategies.replicas import current_replica
 
@@ -124,12 +125,12 @@ def assert_same_training(one: Module, other: Module, **tolerance: float) -> None
 
 def divide(module: nn.Module, *args: Any, devices: int = 2, **kwargs: Any) -> Any:
     """The strategy's four steps on a bare module."""
-    sizes = dp.chunk_sizes({"args": args, "kwargs": kwargs}, devices)
+    sizes = scatter_gather.chunk_sizes({"args": args, "kwargs": kwargs}, devices)
     used = [CPU] * max(1, len(sizes))
     replicas = dp.Replicas(used)
     try:
-        chunks = dp.split((args, kwargs), sizes, used)
-        return dp.merge(replicas.run(dp.replicate(module, used), chunks), sizes, CPU)
+        chunks = scatter_gather.split((args, kwargs), sizes, used)
+        return scatter_gather.merge(replicas.run(dp.replicate(module, used), chunks), sizes, CPU)
     finally:
         replicas.close()
 
@@ -150,11 +151,11 @@ class Call(nn.Module):
 @pytest.mark.parametrize("samples", [1, 2, 3, 5, 7, 8, 25])
 def test_dp_chunks_equal_torch_chunk(samples, devices):
     expected = [len(chunk) for chunk in torch.arange(samples).chunk(devices)]
-    assert dp.chunk_sizes(torch.zeros(samples, 3), devices) == expected
+    assert scatter_gather.chunk_sizes(torch.zeros(samples, 3), devices) == expected
 
 
 def test_dp_empty_batch_uses_one_replica():
-    assert dp.chunk_sizes(torch.zeros(0, 3), 4) == [0]
+    assert scatter_gather.chunk_sizes(torch.zeros(0, 3), 4) == [0]
     assert divide(nn.Linear(3, 2), torch.zeros(0, 3)).shape == (0, 2)
 
 
@@ -163,7 +164,7 @@ def test_dp_splits_tensors_and_passes_the_rest_to_every_replica():
     inputs = {"a": (x, [x]), "b": Pair(x, "s"), "c": Sample(x, "t"), "n": 3, "scale": scale}
     inputs["ordered"] = OrderedDict(x=x)
     inputs["default"] = defaultdict(list, x=x)
-    first, second = dp.split(inputs, [3, 2], [CPU, CPU])
+    first, second = scatter_gather.split(inputs, [3, 2], [CPU, CPU])
     for part, rows in ((first, x[:3]), (second, x[3:])):
         leaves = [part["a"][0], part["a"][1][0], part["b"].left, part["c"].x]
         leaves += [part["ordered"]["x"], part["default"]["x"]]
@@ -207,7 +208,9 @@ def test_dp_nested_outputs_equal_single_device(samples, schedule):
             assert pair[0] == pair[1], path
 
     x = torch.randn(samples, 4)
-    dp.map_leaves(assert_same, "output", [divide(Call(outputs), x, devices=3), outputs(x)])
+    scatter_gather.map_leaves(
+        assert_same, "output", [divide(Call(outputs), x, devices=3), outputs(x)]
+    )
 
 
 def test_dp_output_none_stays_none(schedule):

@@ -17,14 +17,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
-from lockstep.strategies.replicas import (
-    Replicas,
-    chunk_sizes,
-    current_replica,
-    merge,
-    replicate,
-    split,
-)
+from lockstep.strategies.replicas import Replicas, current_replica, replicate
+from lockstep.strategies.scatter_gather import chunk_sizes, merge, split
 
 
 class DataParallelStrategy(SingleDeviceStrategy):
