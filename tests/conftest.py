@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -129,17 +130,24 @@ class Finished(subprocess.CompletedProcess[str]):
 
 
 Command = Callable[..., Finished]
+WARNING = re.compile(r"\.py:\d+: ")
+"""The place that Python's warnings, and Lightning's of them, begin with."""
 
 
 @pytest.fixture
 def train(tmp_path: Path) -> Command:
-    """Run ``python train.py`` with the project's own files, writing below ``tmp_path``."""
+    """Run ``python train.py`` with the project's own files, writing below ``tmp_path``.
+
+    ``warns`` is what each warning says; none is expected by default. pytest's filters do not reach
+    these processes.
+    """
 
     def run(
         *arguments: str,
         env: dict[str, str] | None = None,
         launcher: list[str] | None = None,
         timeout: float = 120,
+        warns: str | None = None,
     ) -> Finished:
         command = [
             *(launcher or [sys.executable]),
@@ -160,6 +168,8 @@ def train(tmp_path: Path) -> Command:
         finished = Finished(command, done.returncode, done.stdout, done.stderr)
         finished.directory, finished.seconds = tmp_path, time.monotonic() - started
         assert_no_orphans(str(tmp_path))
+        told = [line for line in done.stderr.splitlines() if WARNING.search(line)]
+        assert [line for line in told if warns is None or warns not in line] == []
         return finished
 
     return run

@@ -12,6 +12,7 @@ from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import InterpolationResolutionError
 from typing_extensions import override
 
 from lockstep.errors import UsageError, one_line
@@ -34,7 +35,10 @@ class RememberSweep(Callback):
 
     @override
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        type(self).directory = Path(config.hydra.sweep.dir)
+        try:
+            type(self).directory = Path(config.hydra.sweep.dir)
+        except InterpolationResolutionError:
+            return  # Hydra resolves it next, and its error is told; one from here is a warning
         given = OmegaConf.to_container(config.hydra.overrides.task)  # one may hold a ${...}
         assert isinstance(given, list)
         type(self).overrides = given
