@@ -33,6 +33,7 @@ ROOMS = [
         "group",
         "randomness",
         "rendezvous",
+        "units",
     ],
     ["schedules", "precision"],
     ["data", "models", "strategies", "loggers", "record", "checkpoints", "slurm"],

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from lockstep.errors import UsageError
+from lockstep.units import units_of
 
 
 class Recompute(Callback):
@@ -40,16 +41,7 @@ def chosen(module: nn.Module, patterns: list[str] | None) -> list[str]:
     """Names of the parts; none is inside of another."""
     modules = dict(module.named_modules())
     if patterns is None:
-        found = [
-            f"{name}.{item}"
-            for name, part in modules.items()
-            if isinstance(part, nn.ModuleList)
-            for item, _ in part.named_children()
-        ] or [
-            f"network.{name}"
-            for name, part in modules.get("network", nn.Module()).named_children()
-            if any(True for _ in part.parameters())
-        ]
+        found = units_of(module)
         patterns = ["network.*"]
     else:
         found = [name for name in modules if any(fnmatch(name, each) for each in patterns)]

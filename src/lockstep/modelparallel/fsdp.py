@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from typing import Any
 
@@ -16,6 +16,7 @@ from lockstep.errors import UsageError
 from lockstep.modelparallel.mesh import Mesh
 from lockstep.modelparallel.strategy import SplitStrategy, direct_parameters
 from lockstep.modelparallel.tensor import split_layers
+from lockstep.units import parts_with_weights, units_of
 
 
 class ShardedStrategy(SplitStrategy):
@@ -63,24 +64,22 @@ def shard(module: LightningModule, units: list[str] | None, mesh: DeviceMesh) ->
             f"{', '.join(direct)} of {type(module).__name__} are not. Put them into an nn.Module "
             "that is called, or use trainer.strategy=ddp."
         )
-    for name in dict.fromkeys([*units_of(module, units), *_children_with_weights(module)]):
+    called = [
+        name
+        for name in parts_with_weights(module)
+        if not isinstance(module.get_submodule(name), nn.ModuleList)
+    ]
+    for name in dict.fromkeys([*named_units(module, units), *called]):
         # The root as well: what it gathers is dropped after its forward, so that between steps a
         # rank holds its own part and nothing else.
         fully_shard(module.get_submodule(name), mesh=mesh, reshard_after_forward=True)
 
 
-def units_of(module: nn.Module, patterns: list[str] | None) -> list[str]:
+def named_units(module: nn.Module, patterns: list[str] | None) -> list[str]:
     """Names of the modules that are gathered one at a time, inner ones first."""
-    names = [name for name, _ in module.named_modules() if name]
     if patterns is None:
-        listed = [
-            f"{name}.{item}"
-            for name, part in module.named_modules()
-            if isinstance(part, nn.ModuleList)
-            for item, _ in part.named_children()
-        ]
-        network = module.get_submodule("network") if hasattr(module, "network") else nn.Module()
-        return listed or [f"network.{name}" for name in _children_with_weights(network)]
+        return units_of(module)
+    names = [name for name, _ in module.named_modules() if name]
     for pattern in patterns:
         if not any(fnmatch(name, pattern) for name in names):
             raise UsageError(
@@ -89,9 +88,3 @@ def units_of(module: nn.Module, patterns: list[str] | None) -> list[str]:
             )
     found = [name for name in names if any(fnmatch(name, each) for each in patterns)]
     return sorted(found, key=lambda name: -name.count("."))
-
-
-def _children_with_weights(module: nn.Module) -> Iterator[str]:
-    for name, part in module.named_children():
-        if any(True for _ in part.parameters()) and not isinstance(part, nn.ModuleList):
-            yield name
