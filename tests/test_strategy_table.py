@@ -18,11 +18,9 @@ HEADINGS = [
     *("synchronous", "test/loss, N = 2", "where", "choose it"),
 ]
 SPLIT_HEADINGS = [
-    *("strategy", "what is split", "exchanged in a step", "bytes, formula", "measured, N = 2"),
+    *("strategy", "what is split", "exchanged in a step", "bytes, formula", "N = 2"),
     *("synchronous", "test/loss, N = 2", "where", "choose it"),
 ]
-PLAN = "+strategy.options.plan={network.layers.0: outputs, network.layers.2: inputs}"
-"""Of the default network, which has none of its own."""
 STEPS = 16
 """Of an epoch of the default run."""
 SHAPES = [(64, 10), (64,), (64, 64), (64,), (1, 64), (1,)]
@@ -55,6 +53,27 @@ class Row:
         return round(eval(self.formula, {}, {"N": ranks, "P": P, "Q": Q, "k": 8}))
 
 
+@dataclass(frozen=True)
+class SplitRow:
+    """Of the table of strategies that split the network."""
+
+    strategy: str
+    split: str
+    exchanged: str
+    formula: str
+    two: str
+    synchronous: str
+    loss: str
+    where: str
+    when: str
+
+    def bytes_of(self, ranks: int) -> int:
+        """``F``: all parameters, padded so that their first dimensions divide by the ranks."""
+        padded = [(-(-first // ranks) * ranks, *others) for first, *others in SHAPES]
+        sizes = {"B": 128, "h": 64, "o": 1, "F": 4 * sum(map(math.prod, padded))}
+        return round(eval(self.formula, {}, {"N": ranks, **sizes}))
+
+
 def rows() -> list[Row]:
     return [Row(*row) for row in below(HEADINGS)]
 
@@ -68,22 +87,24 @@ def below(headings: list[str]) -> list[list[str]]:
 
 
 ROWS = rows()
-SPLIT = {row[0]: row[6] for row in below(SPLIT_HEADINGS)}
-"""Of the strategies that split the network: name -> test loss."""
+SPLIT = [SplitRow(*row) for row in below(SPLIT_HEADINGS)]
 SEVERAL = [row for row in ROWS if not row.where.startswith("one process")]
 
 
 def test_every_preset_has_a_row() -> None:
     """A new one: add its row, with what `python train.py strategy=NAME compare=true` tells."""
-    assert sorted([*(row.strategy for row in ROWS), *SPLIT]) == sorted(
+    assert sorted([*(row.strategy for row in [*ROWS, *SPLIT])]) == sorted(
         path.stem for path in (CONF / "strategy").glob("*.yaml")
     )
 
 
-def run(launch: Launch, row: Row, ranks: int, directory: Path, *more: str) -> dict[str, Any]:
+def run(
+    launch: Launch, row: Row | SplitRow, ranks: int, directory: Path, *more: str
+) -> dict[str, Any]:
     """Of four epochs the last one is counted: PowerSGD's first 10 steps are exact."""
+    counter = "Traffic" if isinstance(row, Row) else "StepTraffic"
     count = (
-        f"+callbacks.traffic={{_target_: counting.Traffic, after_steps: {3 * STEPS}, "
+        f"+callbacks.traffic={{_target_: counting.{counter}, after_steps: {3 * STEPS}, "
         "directory: '${hydra:runtime.output_dir}'}"
     )
     where = [f"strategy={row.strategy}", f"trainer.devices={ranks}", "trainer.accelerator=cpu"]
@@ -124,12 +145,39 @@ def test_a_row_is_what_two_processes_do(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("strategy", SPLIT)
-def test_a_network_in_parts_has_the_loss_of_its_row(launch: Launch, strategy: str) -> None:
-    plan = [PLAN] if strategy == "tensor_parallel" else []
-    result = launch(f"strategy={strategy}", "trainer.devices=2", "trainer.accelerator=cpu", *plan)
-    assert SPLIT[strategy] == ROWS[0].loss
-    assert result["metrics"]["test/loss"] == pytest.approx(float(SPLIT[strategy]), rel=1e-3)
+@pytest.mark.parametrize("row", SPLIT, ids=lambda row: row.strategy)
+def test_a_network_in_parts_has_the_loss_and_the_bytes_of_its_row(
+    launch: Launch, tmp_path: Path, row: SplitRow
+) -> None:
+    result = run(launch, row, 2, tmp_path / "run")
+    assert row.loss == ROWS[0].loss
+    assert result["metrics"]["test/loss"] == pytest.approx(float(row.loss), rel=1e-3)
+    assert row.bytes_of(2) == int(row.two.replace(",", ""))
+    for moved in traffic(tmp_path / "run"):
+        assert through_a_link(moved, 2) == row.bytes_of(2) * STEPS
+    assert result["exchanged_bytes_per_step"] is None, "docs/choosing-a-strategy.md says why"
+
+
+def through_a_link(moved: dict[str, int], ranks: int) -> float:
+    """Bytes of an epoch between two ranks: all-reduce and all-gather are rings, of whose all-gather
+    the profiler tells a rank's own part; the others go from one rank to the next."""
+    ring = (ranks - 1) * (2 / ranks * moved["all_reduce"] + moved["all_gather"])
+    return ring + moved["send"] + moved["receive"] + moved["broadcast"]
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("row", "ranks"),
+    [(row, 3 if row.strategy == "pipeline" else 4) for row in SPLIT],  # of three layers
+    ids=lambda item: getattr(item, "strategy", item),
+)
+def test_a_network_in_more_parts_moves_the_bytes_of_its_row(
+    launch: Launch, tmp_path: Path, row: SplitRow, ranks: int
+) -> None:
+    """On rank 0, which of a pipeline has one cut."""
+    run(launch, row, ranks, tmp_path / "run", "test=false")
+    assert through_a_link(traffic(tmp_path / "run")[0], ranks) == row.bytes_of(ranks) * STEPS
 
 
 @pytest.mark.processes
