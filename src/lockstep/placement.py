@@ -29,11 +29,12 @@ STRATEGIES: dict[str, Literal["one", "ranks", "spawn"]] = {
     "fsdp": "ranks",
     "tensor_parallel": "ranks",
     "pipeline": "ranks",
+    "deepspeed": "ranks",
     "ddp_spawn": "spawn",
     "ddp_spawn_find_unused_parameters_true": "spawn",
 }
 """Strategy -> who makes its processes: none needed, `lockstep.launch`, or Lightning."""
-MODEL_PARALLEL = ("fsdp", "tensor_parallel", "pipeline")
+MODEL_PARALLEL = ("fsdp", "tensor_parallel", "pipeline", "deepspeed")
 """Those of `lockstep.modelparallel`, in which ranks hold parts of the network."""
 
 TORCHRUN_VARIABLES = (

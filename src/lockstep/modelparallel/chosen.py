@@ -24,6 +24,10 @@ CLASSES: dict[str, type[SplitStrategy]] = {
 
 def model_parallel(config: Config, placement: Placement) -> Strategy:
     """Raises `UsageError` for an option that the strategy does not have."""
+    if placement.strategy == "deepspeed":
+        from lockstep.modelparallel.deepspeed import deepspeed
+
+        return deepspeed(config)
     options = dict(config.strategy.options)
     mesh = mesh_of(config, placement)
     chosen = CLASSES[placement.strategy]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from lockstep.config import Config
@@ -26,6 +27,9 @@ def mesh_of(config: Config, placement: Placement) -> Mesh:
     Raises `UsageError` for a size that does not divide them, and for what these strategies lack.
     """
     name, world = placement.strategy, placement.world_size
+    if name == "deepspeed":
+        _refuse_without_deepspeed(config, placement.accelerator)
+        return Mesh(world, 1)
     _refuse_what_is_lacking(config, name)
     if name == "pipeline":
         return Mesh(1, world)
@@ -65,4 +69,27 @@ def _refuse_what_is_lacking(config: Config, name: str) -> None:
         raise UsageError(
             f"trainer.precision={config.trainer.precision} needs a gradient scale that ranks agree "
             f"on, which trainer.strategy={name} lacks. Use trainer.precision=bf16-mixed."
+        )
+
+
+def _refuse_without_deepspeed(config: Config, accelerator: str) -> None:
+    """Refuse what it needs and is not there, and what would break a promise of this project."""
+    name, instead = "trainer.strategy=deepspeed", "or trainer.strategy=fsdp"
+    if accelerator != "gpu":
+        raise UsageError(
+            f"{name} needs GPUs; got trainer.accelerator={accelerator}. Use trainer.strategy=fsdp."
+        )
+    if find_spec("deepspeed") is None:
+        raise UsageError(f"{name} needs deepspeed: pip install 'lockstep[deepspeed]', {instead}.")
+    steps = config.trainer.accumulate_grad_batches
+    if steps > 1:
+        raise UsageError(
+            f"{name} counts batches through the end of an epoch, where others step with what they "
+            f"have accumulated; got trainer.accumulate_grad_batches={steps}. Use 1, {instead}."
+        )
+    if config.resume is not None or config.launch.max_restarts:
+        raise UsageError(
+            f"{name} writes folders as checkpoints, from which no run goes on here; got "
+            f"resume={config.resume} launch.max_restarts={config.launch.max_restarts}. Start anew "
+            f"with launch.max_restarts=0, {instead}."
         )
