@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import Launch, quick_and_slow
-from test_resume import history, weights
+from test_resume import break_at, history, weights
 
-from lockstep.errors import UsageError
+from lockstep.errors import RunFailed, UsageError
 from lockstep.modelparallel.stages import parts_of, stages_of
 from lockstep.models import mlp
 
@@ -160,8 +160,8 @@ def test_split_networks_train_as_on_one_device(
             ("mlp", "one", "2x2"),
             ("transformer", "2x2", "tp-2"),
             ("transformer", "tp-4", "fsdp-2"),
-            ("transformer", "pipeline-3", "pipeline-2"),
-            ("mlp", "pipeline-2", "one"),
+            ("transformer", "pipeline-3", "one"),
+            ("mlp", "pipeline-2", "pipeline-3"),
         ],
         [("mlp", "fsdp-2", "fsdp-3")],
     ),
@@ -180,6 +180,30 @@ def test_a_split_run_goes_on_with_other_ranks(
     run = tmp_path / "run"
     launch(*MODELS[model], *places[before], "trainer.max_epochs=1", directory=run)
     launch(f"resume={run}", *places[after], "trainer.max_epochs=2", directory=run)
+    assert_same(run, Path(one["directory"]))
+
+
+def test_a_split_run_that_broke_and_was_stopped_ends_as_if_it_had_not(
+    launch: Launch,
+    single: dict[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A rank of fsdp breaks, one of 2x2 is stopped inside an epoch; one device ends it."""
+    one = on_one_device(launch, single, "mlp", tmp_path_factory.mktemp("single"))
+    run = tmp_path / "run"
+    with pytest.raises(RunFailed, match="broken on purpose"):
+        launch(*MLP, *PLACES["fsdp-2"], break_at(1, 3), directory=run)
+    assert "each rank holds a part of the weights only" in capfd.readouterr().out
+    assert [path.name for path in (run / "checkpoints").glob("last*")] == ["last.ckpt"]
+    stopped = break_at(1, 2, "SIGTERM", rank=3).replace(
+        "${hydra:runtime.output_dir}", f"{tmp_path}"
+    )
+    with pytest.raises(SystemExit):
+        launch(f"resume={run}", *PLACES["2x2"], stopped, directory=run)
+    result = launch(f"resume={run}", "strategy=auto", "trainer.devices=1", directory=run)
+    assert result["resumed_from"] == str(run / "checkpoints" / "interrupted.ckpt")
     assert_same(run, Path(one["directory"]))
 
 
