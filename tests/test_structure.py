@@ -27,6 +27,7 @@ ROOMS = [
         "devices",
         "sizes",
         "trust",
+        "launchers",
         "placement",
         "signals",
         "epoch_mean",
@@ -80,7 +81,8 @@ CORE = [
     "spawn",
     "run",
 ]
-"""What everyone reads, with data/sharding.py and train.py."""
+"""What everyone reads, with data/sharding.py and train.py; who starts ranks on several machines is
+left to `launchers`."""
 BLANK = (
     tokenize.COMMENT,
     tokenize.NL,
@@ -100,6 +102,7 @@ WITHOUT_TORCH = [
     "rundir",
     "errors",
     "devices",
+    "launchers",
     "placement",
     "sizes",
     "signals",
@@ -195,7 +198,7 @@ def lines_of_code(path: Path) -> int:
 def test_the_core_stays_small() -> None:
     files = [path for path in FILES if room_of(path) in CORE]
     files += [SOURCE / "data" / "sharding.py", ROOT / "train.py"]
-    assert sum(map(lines_of_code, files)) < 1500
+    assert sum(map(lines_of_code, files)) < 1400
     optional = (
         "experiment",
         "debug",
