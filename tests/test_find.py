@@ -114,6 +114,7 @@ def test_the_suggestion_is_what_the_config_has_before_it_is_scaled(launch: Launc
         ("find.name=rate", "must be one of lr, batch; got find.name=rate"),
         ("trainer.fast_dev_run=true", "Use trainer.fast_dev_run=false"),
         ("strategy=local_sgd", "got trainer.strategy=local_sgd. Use trainer.strategy=ddp"),
+        ("strategy=deepspeed", "got trainer.strategy=deepspeed. Use trainer.strategy=ddp"),
         ("strategy=fsdp", "got trainer.strategy=fsdp. Use trainer.strategy=ddp"),
     ],
 )

@@ -221,6 +221,7 @@ def test_what_cannot_be_tried_is_said_and_what_breaks_is_not_taken_for_memory(
         ("+find.size=5", "find=batch: .*'size'.*conf/find/batch.yaml"),
         ("trainer.fast_dev_run=true", "find=batch needs 3 steps.*Use trainer.fast_dev_run=false"),
         ("strategy=local_sgd", "got trainer.strategy=local_sgd. Use trainer.strategy=ddp"),
+        ("strategy=deepspeed", "got trainer.strategy=deepspeed. Use trainer.strategy=ddp"),
         ("strategy=fsdp", "got trainer.strategy=fsdp. Use trainer.strategy=ddp"),
     ],
 )

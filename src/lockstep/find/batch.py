@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 from lockstep.config import Config
 from lockstep.errors import UsageError
+from lockstep.placement import MODEL_PARALLEL
 from lockstep.record import Run
 from lockstep.results import Result
 
-NOT_ALONE = ("ddp_async", "local_sgd", "fsdp", "tensor_parallel", "pipeline")
+NOT_ALONE = ("ddp_async", "local_sgd", *MODEL_PARALLEL)
 """Strategies whose step cannot be tried by one rank alone, or keeps copies that such a step does
 not show."""
 

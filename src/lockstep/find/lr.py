@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 from lockstep.config import Config
 from lockstep.errors import UsageError
+from lockstep.placement import MODEL_PARALLEL
 from lockstep.record import Run
 from lockstep.results import Result
 
-OF_OTHER_STEPS = ("ddp_async", "local_sgd", "fsdp", "tensor_parallel", "pipeline")
+OF_OTHER_STEPS = ("ddp_async", "local_sgd", *MODEL_PARALLEL)
 """Strategies whose steps are not one device's, or that hold no whole network in a rank."""
 
 
