@@ -37,6 +37,12 @@ def test_a_wrong_key_and_a_wrong_type_are_marked() -> None:
     assert validator.is_valid({"max_epochs": 3, "devices": "${times:1,2}"})
     assert not validator.is_valid({"max_epoch": 3})
     assert not validator.is_valid({"max_epochs": "three"})
+    # only one kind of what a file finds
+    finder = Draft202012Validator(schema_of(FILES["find_batch"][0]))
+    whole = yaml.safe_load((CONF / "find" / "batch.yaml").read_text())
+    assert finder.is_valid(whole | {"limit_bytes": 8e9})
+    assert not finder.is_valid(whole | {"limit_byte": 8e9})
+    assert not finder.is_valid(whole | {"name": "lr"})
     described = json.loads((FOLDER / "config.schema.json").read_text())
     assert described["properties"]["seed"]["description"].startswith("Weights, data order")
 

@@ -94,7 +94,8 @@ TABLE = table()
 
 
 def test_each_cell_of_the_table_has_its_test() -> None:
-    finders = {"learning-rate finder"}  # they train nothing: tests/test_find.py
+    # They train nothing: tests/test_find.py, tests/test_find_batch.py.
+    finders = {"learning-rate finder", "batch-size finder"}
     assert {feature for feature, _ in TABLE} == set(FEATURES) | finders
     assert set(TABLE.values()) == {"same", "close", "refused"}
 

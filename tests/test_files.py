@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,14 @@ def write_table(path: Path, columns: dict[str, Any], row_group_size: int = 10) -
     return str(path)
 
 
-def as_parquet(directory: Path, samples: int = 67) -> list[str]:
-    """Write the splits, the training rows as a folder of two files; returns the overrides."""
+def as_parquet(directory: Path, samples: int = 67, of_lists: bool = False) -> list[str]:
+    """Write the splits, the training rows as a folder of two files; returns the overrides. The ten
+    features are a column each, or one of lists."""
     words = ["data=parquet", "data.global_batch_size=12"]
     for key, part in zip(("path", "val", "test"), columns(samples), strict=True):
         table = {f"x{i}": part["x"][:, i] for i in range(10)} | {"y": part["y"][:, 0]}
+        if of_lists:
+            table = {"x": part["x"].tolist(), "y": part["y"][:, 0]}
         path = directory / f"{key}.parquet"
         if key == "path":
             path.mkdir()
@@ -63,17 +67,19 @@ def as_parquet(directory: Path, samples: int = 67) -> list[str]:
         else:
             write_table(path, table)
         words.append(f"data.datasets.{key}={path}")
-    features = ",".join(f"x{i}" for i in range(10))
+    features = "x" if of_lists else ",".join(f"x{i}" for i in range(10))
     return [*words, f"data.datasets.features=[{features}]", "data.datasets.target=y"]
 
 
 FORMATS = {"npy": as_npy, "parquet": as_parquet}
+WITH_LISTS = FORMATS | {"parquet-lists": partial(as_parquet, of_lists=True)}
 CASES = [
     (kind, where, workers)
     for kind in FORMATS
     for where, workers in (("auto", 0), ("ddp-2", 2), ("ddp-3", 0), ("spawn-2", 1), ("dp-2", 0))
 ]
-QUICK = [(kind, *case) for kind in FORMATS for case in (("ddp-2", 2),)]
+CASES += [("parquet-lists", "auto", 0), ("parquet-lists", "ddp-2", 2)]
+QUICK = [(kind, *case) for kind in WITH_LISTS for case in (("ddp-2", 2),)]
 
 
 @pytest.mark.processes
@@ -82,7 +88,7 @@ def test_a_run_from_files_is_the_run_from_memory(
     launch: Launch, tmp_path: Path, kind: str, where: str, workers: int
 ) -> None:
     memory = Path(launch(*RUN)["directory"])
-    files = FORMATS[kind](tmp_path)
+    files = WITH_LISTS[kind](tmp_path)
     result = launch(*RUN[2:], *files, *WHERE[where], f"data.num_workers={workers}")
     directory = Path(result["directory"])
     assert_same_run(directory, memory)

@@ -53,12 +53,19 @@ def by_hand() -> list[float]:
     return losses
 
 
+OF_THE_TABLE = [pytest.param(name, id=name) for name in STRATEGIES]
+OTHERS = [
+    pytest.param(name, id=name, marks=pytest.mark.slow)
+    for name in ("ddp_ps", "ddp_find_unused_parameters_true")
+]
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", OF_THE_TABLE + OTHERS)
 def test_the_rates_losses_and_suggestion_are_those_of_plain_torch(
     launch: Launch, strategy: str
 ) -> None:
-    assert TABLE["learning-rate finder", strategy] == "same"
+    assert TABLE.get(("learning-rate finder", strategy), "same") == "same"
     result = launch(*LR, "trainer.accelerator=cpu", *where(strategy))
     directory = Path(result["directory"])
     with (directory / "find_lr.csv").open(newline="") as file:
@@ -104,9 +111,10 @@ def test_the_suggestion_is_what_the_config_has_before_it_is_scaled(launch: Launc
         ("find.num_training=5", "at least 20 steps; got 5"),
         ("find.early_stop_threshold=0.5", "must be greater than 1, or null; got 0.5"),
         ("+find.stps=5", "find=lr: .*'stps'.*conf/find/lr.yaml"),
-        ("find.name=rate", "must be one of lr; got find.name=rate"),
+        ("find.name=rate", "must be one of lr, batch; got find.name=rate"),
         ("trainer.fast_dev_run=true", "Use trainer.fast_dev_run=false"),
         ("strategy=local_sgd", "got trainer.strategy=local_sgd. Use trainer.strategy=ddp"),
+        ("strategy=deepspeed", "got trainer.strategy=deepspeed. Use trainer.strategy=ddp"),
         ("strategy=fsdp", "got trainer.strategy=fsdp. Use trainer.strategy=ddp"),
     ],
 )

@@ -134,6 +134,9 @@ WITHOUT_TORCH = [
     "use/command",
     "use/tasks",
     "find/request",
+    "find/lr",
+    "find/batch",
+    "find/division",
 ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import is_dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ FILES: dict[str, tuple[type, tuple[str, ...]]] = {
     "trainer": (TrainerConfig, ("trainer/*.yaml",)),
 }
 """Name of a schema -> the class that it is of, and the files below ``conf/`` that it holds for."""
+if find_spec("lockstep.find"):  # a room that can be deleted
+    from lockstep.find.request import KINDS
+
+    FILES |= {f"find_{name}": (kind, (f"find/{name}.yaml",)) for name, kind in KINDS.items()}
 INTERPOLATION = {"type": "string", "pattern": r"\$\{"}
 
 
@@ -46,7 +51,7 @@ def written() -> dict[str, str]:
 
 def schema_of(kind: type) -> dict[str, Any]:
     """The keys of a file: of ``kind``, and Hydra's own."""
-    for known in vars(config).values():
+    for known in (*vars(config).values(), kind):
         if isinstance(known, type) and is_dataclass(known):
             known.__pydantic_config__ = ConfigDict(use_attribute_docstrings=True)  # type: ignore[attr-defined]
     schema = TypeAdapter(kind).json_schema()

@@ -18,7 +18,7 @@ from lockstep.build import Built
 from lockstep.callbacks.guards import FiniteLoss
 from lockstep.errors import UsageError
 from lockstep.find.curve import SKIPPED, draw, rates, smoothed, steepest, write_table
-from lockstep.find.request import FindRate
+from lockstep.find.lr import FindRate
 from lockstep.group import gather
 from lockstep.outcome import callbacks_of
 from lockstep.record import Run

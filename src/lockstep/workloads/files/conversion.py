@@ -7,7 +7,7 @@ each column: reading a shuffled order straight from it would decode most of the 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +16,15 @@ import numpy
 from numpy.lib import format as npy_format
 
 from lockstep.errors import UsageError
-from lockstep.workloads.files.selection import Kept, Kinds, Selection
+from lockstep.workloads.files.cells import (
+    Numbers,
+    is_list,
+    is_number,
+    lengths_of,
+    numbers,
+    refuse_nulls,
+)
+from lockstep.workloads.files.selection import Kept, Kind, Kinds, Selection
 
 CHUNK_BYTES = 2**22
 """Of rows that are decoded at once."""
@@ -28,7 +36,8 @@ def convert(parts: Sequence[Path], selection: Selection, directory: Path) -> Non
     """Write ``features.npy`` and ``target.npy`` of all rows of ``parts``, in their order.
 
     Raises `UsageError` for what is no table of numbers: see `open_table` and `kinds_of`, for a
-    null with its column and row, for tables without rows, and for a disk that is too small.
+    null, or a list of another length, with its column and row, for tables without rows, and for a
+    disk that is too small.
     """
     tables = [open_table(path) for path in parts]
     rows = sum(table.metadata.num_rows for table in tables)
@@ -38,7 +47,8 @@ def convert(parts: Sequence[Path], selection: Selection, directory: Path) -> Non
             " Look at what wrote it, and at data.datasets.path."
         )
     columns = (*selection.features, *selection.target)
-    kinds = common([kinds_of(t, p, columns) for t, p in zip(tables, parts, strict=True)])
+    with_rows = [(t, p) for t, p in zip(tables, parts, strict=True) if t.metadata.num_rows]
+    kinds = common({path: kinds_of(table, path, columns) for table, path in with_rows})
     kept = selection.kept(kinds)
     row_bytes = sum(item.row_bytes for item in kept.values())
     refuse_full(directory, rows * row_bytes)
@@ -47,8 +57,8 @@ def convert(parts: Sequence[Path], selection: Selection, directory: Path) -> Non
         for name, item in kept.items():
             files[name] = stack.enter_context((directory / f"{name}.npy").open("wb"))
             write_header(files[name], item, rows)
-        for table, path in zip(tables, parts, strict=True):
-            for chunk in chunks(table, path, columns, max(1, CHUNK_BYTES // row_bytes)):
+        for table, path in with_rows:
+            for chunk in chunks(table, path, kinds, max(1, CHUNK_BYTES // row_bytes)):
                 for name, item in kept.items():
                     files[name].write(side_by_side(chunk, item).tobytes())
 
@@ -80,9 +90,8 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def kinds_of(table: Any, path: Path, columns: Sequence[str]) -> Kinds:
-    """Raises `UsageError` for a column that is missing or holds anything but numbers."""
-    from pyarrow import types
-
+    """Raises `UsageError` for a column that is missing or holds anything but numbers or lists of
+    them; how long the lists are is what the first row says."""
     schema, kinds = table.schema_arrow, {}
     for name in columns:
         if schema.names.count(name) != 1:
@@ -91,19 +100,54 @@ def kinds_of(table: Any, path: Path, columns: Sequence[str]) -> Kinds:
                 f"{path}, each there once; got {name}. There are: {', '.join(schema.names)}."
             )
         kind = schema.field(name).type
-        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+        of_lists = is_list(kind)
+        inner = kind.value_type if of_lists else kind
+        if not is_number(inner):
             raise UsageError(
-                f"Column {name} of {path} must hold floats, integers or booleans; got {kind}. "
-                "Turn it into a column of numbers first (a category into its number), or leave it "
-                "out of data.datasets.features."
+                f"Column {name} of {path} must hold floats, integers or booleans, or lists of "
+                f"them; got {kind}. Turn it into a column of numbers first (a category into its "
+                "number), or leave it out of data.datasets.features."
             )
-        kinds[name] = numpy.dtype(kind.to_pandas_dtype())
+        width = first_length(table, path, name) if of_lists else None
+        kinds[name] = Kind(numpy.dtype(inner.to_pandas_dtype()), width)
     return kinds
 
 
-def common(kinds: Sequence[Kinds]) -> Kinds:
-    """One type for each column that holds what it is in every file."""
-    return {name: numpy.result_type(*(item[name] for item in kinds)) for name in kinds[0]}
+def first_length(table: Any, path: Path, name: str) -> int:
+    """Of the list in the first row."""
+    with readable(path):
+        first = next(table.iter_batches(1, columns=[name], use_threads=False)).column(name)
+    refuse_nulls(first, f"Column {name} of {path}", 0)
+    if not (length := int(lengths_of(first)[0])):
+        raise UsageError(
+            f"Column {name} of {path} must hold at least one number in each row; the list of row 0 "
+            "is empty. Drop that row before, or leave the column out."
+        )
+    return length
+
+
+def common(of_files: Mapping[Path, Kinds]) -> Kinds:
+    """One type for each column that holds what it is in every file. Raises `UsageError` where a
+    file has longer lists than another, or numbers where another has lists."""
+    first, *_ = of_files
+    for path, kinds in of_files.items():
+        for name, kind in kinds.items():
+            if kind.width != of_files[first][name].width:
+                raise UsageError(
+                    f"Column {name} must hold the same in each file; in {first} it has "
+                    f"{_shown(of_files[first][name])} in a row, in {path} {_shown(kind)}. Pad or "
+                    "cut its lists to one length before, or leave it out."
+                )
+    return {
+        name: Kind(
+            numpy.result_type(*(kinds[name].dtype for kinds in of_files.values())), kind.width
+        )
+        for name, kind in of_files[first].items()
+    }
+
+
+def _shown(kind: Kind) -> str:
+    return "a number" if kind.width is None else f"a list of {kind.width}"
 
 
 def refuse_full(directory: Path, needed_bytes: int) -> None:
@@ -124,34 +168,19 @@ def write_header(file: IO[bytes], item: Kept, rows: int) -> None:
     npy_format.write_array_header_1_0(file, header)
 
 
-def chunks(
-    table: Any, path: Path, columns: Sequence[str], rows: int
-) -> Iterator[dict[str, numpy.ndarray[Any, Any]]]:
-    """At most ``rows`` rows at a time, each column ``(rows,)``."""
+def chunks(table: Any, path: Path, kinds: Kinds, rows: int) -> Iterator[dict[str, Numbers]]:
+    """At most ``rows`` rows at a time, each column ``(rows,)``, or ``(rows, width)`` of lists."""
     start = 0
     with readable(path):
         # In this thread alone: the other ranks wait, and a process that has threads forks badly.
-        for batch in table.iter_batches(rows, columns=list(columns), use_threads=False):
-            chunk = {name: batch.column(name) for name in columns}
-            for name, values in chunk.items():
-                refuse_nulls(values, f"Column {name} of {path}", start)
-            yield {name: values.to_numpy(zero_copy_only=False) for name, values in chunk.items()}
+        for batch in table.iter_batches(rows, columns=list(kinds), use_threads=False):
+            yield {
+                name: numbers(batch.column(name), kind.width, f"Column {name} of {path}", start)
+                for name, kind in kinds.items()
+            }
             start += len(batch)
 
 
-def refuse_nulls(values: Any, where: str, start: int) -> None:
-    if values.null_count:
-        first = start + numpy.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0]
-        raise UsageError(
-            f"{where} must have a value in each row; row {first} is null. Fill it or drop that row "
-            "before, with a value of your own choice."
-        )
-
-
-def side_by_side(
-    chunk: dict[str, numpy.ndarray[Any, Any]], item: Kept
-) -> numpy.ndarray[Any, numpy.dtype[numpy.generic]]:
-    values = numpy.empty((len(chunk[item.columns[0]]), len(item.columns)), item.dtype)
-    for place, name in enumerate(item.columns):
-        values[:, place] = chunk[name]
-    return values
+def side_by_side(chunk: dict[str, Numbers], item: Kept) -> Numbers:
+    columns = [chunk[name].reshape(len(chunk[name]), -1) for name in item.columns]
+    return numpy.concatenate(columns, axis=1, dtype=item.dtype)

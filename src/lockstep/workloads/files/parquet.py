@@ -32,7 +32,8 @@ def parquet(
 
     A batch is ``(features, target)``. Features are floats ``(samples, features)``, or int64 with
     ``ids``. A target of one integer or boolean column is int64 ``(samples,)``, as classes are; a
-    list of columns, or one of floats, is floats ``(samples, targets)``. ``cache`` is where the
+    list of columns, or one of floats, is floats ``(samples, targets)``. A column of lists, all of
+    one length, counts as that many columns. ``cache`` is where the
     converted columns go; None: beside the file, in ``<path>.columns``.
 
     Raises `UsageError` before training for anything but whole tables of numbers without nulls.

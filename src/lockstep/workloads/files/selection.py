@@ -9,24 +9,38 @@ import numpy
 
 from lockstep.errors import UsageError
 
-Kinds = Mapping[str, numpy.dtype[numpy.generic]]
-"""Names of columns with the type of their numbers."""
+
+@dataclass(frozen=True)
+class Kind:
+    """What a column holds in each row: a number, or a list of ``width`` of them."""
+
+    dtype: numpy.dtype[numpy.generic]
+    width: int | None = None
+
+    @property
+    def places(self) -> int:
+        return 1 if self.width is None else self.width
+
+
+Kinds = Mapping[str, Kind]
+"""By the names of columns."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """One ``.npy`` file: these columns side by side, ``(rows, columns)``; flat: ``(rows,)``."""
+    """One ``.npy`` file: these columns side by side, ``(rows, places)``; flat: ``(rows,)``."""
 
     columns: tuple[str, ...]
     dtype: numpy.dtype[numpy.generic]
+    places: int
     flat: bool = False
 
     @property
     def row_bytes(self) -> int:
-        return len(self.columns) * self.dtype.itemsize
+        return self.places * self.dtype.itemsize
 
     def shape(self, rows: int) -> tuple[int, ...]:
-        return (rows,) if self.flat else (rows, len(self.columns))
+        return (rows,) if self.flat else (rows, self.places)
 
 
 @dataclass(frozen=True)
@@ -41,12 +55,11 @@ class Selection:
     def kept(self, kinds: Kinds) -> dict[str, Kept]:
         """The files to write, by name. Raises `UsageError` for floats where ``ids`` are asked for,
         and for whole numbers that int64 does not hold."""
-        features = _whole if self.ids else _floats
-        classes = self.one_target and kinds[self.target[0]].kind in "iub"
-        target = _whole if classes else _floats
+        target = kinds[self.target[0]]
+        classes = self.one_target and target.width is None and target.dtype.kind in "iub"
         return {
-            "features": Kept(self.features, features(self.features, kinds)),
-            "target": Kept(self.target, target(self.target, kinds), flat=classes),
+            "features": _kept(self.features, kinds, whole=self.ids),
+            "target": _kept(self.target, kinds, whole=classes, flat=classes),
         }
 
 
@@ -68,16 +81,22 @@ def select(features: Sequence[str], target: str | Sequence[str] | None, ids: boo
     return Selection(tuple(features), targets, isinstance(target, str), ids)
 
 
+def _kept(columns: tuple[str, ...], kinds: Kinds, whole: bool, flat: bool = False) -> Kept:
+    dtype = (_whole if whole else _floats)(columns, kinds)
+    return Kept(columns, dtype, sum(kinds[name].places for name in columns), flat)
+
+
 def _floats(columns: Sequence[str], kinds: Kinds) -> numpy.dtype[numpy.generic]:
     """float32 where that holds every value, else float64."""
-    return numpy.result_type(numpy.float32, *(kinds[name] for name in columns))
+    return numpy.result_type(numpy.float32, *(kinds[name].dtype for name in columns))
 
 
 def _whole(columns: Sequence[str], kinds: Kinds) -> numpy.dtype[numpy.generic]:
     for name in columns:
-        if kinds[name].kind not in "iub" or not numpy.can_cast(kinds[name], numpy.int64):
+        dtype = kinds[name].dtype
+        if dtype.kind not in "iub" or not numpy.can_cast(dtype, numpy.int64):
             raise UsageError(
                 f"Column {name} must hold whole numbers that int64 holds, as ids and classes do; "
-                f"got {kinds[name]}. Convert it first, or use data.datasets.ids=false."
+                f"got {dtype}. Convert it first, or use data.datasets.ids=false."
             )
     return numpy.dtype(numpy.int64)
