@@ -41,6 +41,10 @@ class Harm:
         "torch.load",
         "torch.serialization.load",
         "torch.utils.cpp_extension.load_inline",
+        "torch.utils.collect_env.run",
+        "torch.utils.model_zoo.load_url",
+        "lightning.pytorch.cli.instantiate_class",
+        "lockstep.new.git.git",
         "torch.distributed.launcher.api.elastic_launch",
         "torch.ops.load_library",
         "lightning.pytorch.LightningModule.load_from_checkpoint",
@@ -58,15 +62,31 @@ def test_a_target_that_only_passes_through_an_allowed_package_is_refused(tmp_pat
     made = tmp_path / "made"
     nested: Target = {
         "_target_": "torch.nn.Sequential",
-        "_args_": [{"_target_": "torch.os.mkdir", "_args_": [str(made)]}],
+        "_args_": [{"_target_": "torch.utils.data.dataloader.os.mkdir", "_args_": [str(made)]}],
     }
-    with pytest.raises(UsageError, match=r"_target_=torch\.os\.mkdir must be in one of"):
+    with pytest.raises(UsageError, match=r"dataloader\.os\.mkdir must be in one of"):
         make(nested)
     assert not made.exists()
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        "torch.nn.functional.torch.utils.collect_env.run",
+        "torch.nn.functional.torch.import_ir_module",
+        "torchvision.models.resnet.torch.hub.download_url_to_file",
+    ],
+)
+def test_a_target_that_an_allowed_part_of_torch_imports_is_refused(target: str) -> None:
+    with pytest.raises(UsageError, match=f"_target_={target} must "):
+        make({"_target_": target, "_partial_": True})
+
+
 def test_what_the_project_names_is_allowed() -> None:
     assert make({"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3}).weight.shape
+    gelu = make({"_target_": "torch.nn.functional.gelu", "_partial_": True})
+    assert gelu(torch.zeros(1)) == 0, "it is compiled: its home is torch._C"
+    assert make({"_target_": "torch.tensor", "data": [1.0, 2.0]}).tolist() == [1, 2]
     assert "lockstep" in PACKAGES
     check_config({"model": {"_target_": "recording.OwnModule"}})
 
