@@ -25,6 +25,7 @@ from conftest import (
 from recording import global_batches, rows
 
 from lockstep.results import read_result
+from lockstep.summary import closing_block
 
 pytestmark = pytest.mark.processes
 DDP2 = ["trainer.strategy=ddp", "trainer.devices=2"]
@@ -161,6 +162,9 @@ def test_a_run_prints_one_line_per_phase_and_a_closing_block(train: Command) -> 
         "directory",
     ]
     assert "\x1b" not in done.stdout, "plain text when it is no terminal"
+    assert block[0].endswith("ddp, 2 processes, 2 devices (cpu)")
+    on_two_hosts = closing_block({**done.results[0], "num_nodes": 2, "world_size": 4})
+    assert "ddp, 4 processes, 4 devices (cpu)" in on_two_hosts
 
 
 def test_a_run_leaves_one_directory_with_these_files(train: Command) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -22,6 +23,8 @@ from conftest import (
     quick_and_slow,
 )
 
+from lockstep.errors import as_usage_error
+from lockstep.failures import end_left_behind
 from lockstep.results import read_result
 
 pytestmark = [
@@ -187,3 +190,26 @@ def test_a_disk_that_fills_up_while_saving_leaves_the_previous_checkpoint(
     assert again.returncode == 0, again.stderr
     assert read_result(directory / "result.json")["epochs"] == 4
     assert_no_orphans(str(tmp_path))
+
+
+def test_a_file_that_may_not_be_opened_is_not_said_to_be_written() -> None:
+    denied = as_usage_error(PermissionError(errno.EACCES, "Permission denied", "data.npy"))
+    assert str(denied).startswith("data.npy cannot be read or written: Permission denied.")
+    full = as_usage_error(OSError(errno.ENOSPC, "No space left on device", "last.ckpt"))
+    assert str(full).startswith("last.ckpt cannot be written: No space left on device.")
+
+
+def test_on_windows_no_rank_is_sent_a_signal_that_it_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    (tmp_path / "rank0.pid").write_text(str(child.pid))
+    with monkeypatch.context() as windows:
+        windows.setattr(sys, "platform", "win32")
+        windows.delattr(signal, "SIGKILL")
+        end_left_behind(tmp_path)
+    assert child.poll() is None
+    end_left_behind(tmp_path)
+    assert child.wait() == -signal.SIGKILL
+    assert child.stdin is not None
+    child.stdin.close()

@@ -262,7 +262,19 @@ def copier(directory: Path, *arguments: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["My-Project", "lockstep", "json", "class", "conf", "9lives", "", "z" * (LONGEST + 1)]
+    "name",
+    [
+        "My-Project",
+        "lockstep",
+        "json",
+        "class",
+        "conf",
+        "9lives",
+        "",
+        "z" * (LONGEST + 1),
+        "Tests",
+        "Lockstep",
+    ],
 )
 def test_a_name_that_cannot_be_imported_is_refused_with_one_that_can(name: str) -> None:
     with pytest.raises(
@@ -271,6 +283,12 @@ def test_a_name_that_cannot_be_imported_is_refused_with_one_that_can(name: str) 
         Plan(name, "Ada")
     proposal = str(error.value).rpartition("NAME=")[2].rstrip(".")
     assert Plan(proposal, "Ada").name == proposal
+
+
+def test_git_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError, match=r"needs git.* Install it\."):
+        git(ROOT, "status")
 
 
 def test_wrong_requests_change_nothing(starter: Path, tmp_path: Path) -> None:

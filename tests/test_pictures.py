@@ -48,6 +48,8 @@ def test_the_dots_are_the_predictions_of_the_test_in_its_order_also_of_two_ranks
     spread = launch(*overrides, *TWO, "logger=every")
     for name in ("curves", "samples"):
         assert_same_picture(single, spread, name)
+    split = launch(*overrides, "strategy=tensor_parallel", "trainer.devices=2")
+    assert_same_picture(single, split, "samples")  # each of its ranks has every sample
     assert not (Path(single["directory"]) / "confusion.png").exists(), "these are no classes"
     assert_in_each_logger(Path(spread["directory"]), {"curves", "samples"})
 

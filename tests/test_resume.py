@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Launch, quick_and_slow
+from conftest import SMALL, Launch, quick_and_slow
 from recording import global_batches, rows
 
 from lockstep.errors import RunFailed, UsageError
@@ -229,6 +229,32 @@ def test_a_finished_run_is_trained_further(launch: Launch, tmp_path: Path) -> No
     result = launch(f"resume={run}", "trainer.max_epochs=3", *WHERE["ddp-2"], directory=run)
     assert (result["epochs"], result["strategy"]) == (3, "ddp")
     assert_same_run(run, tmp_path / "reference")
+
+
+def test_a_feature_may_be_added_and_a_cut_line_of_the_history_is_left_out(
+    launch: Launch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = [*SMALL, "optimizer.lr=1e-5", "trainer.log_every_n_steps=1"]
+    launch(*keys, "trainer.max_epochs=2", directory=tmp_path / "reference")
+    run = tmp_path / "run"
+    launch(*keys, directory=run)
+    before = history(run)
+    with (run / "metrics.csv").open("a") as file:
+        file.write("1,0")
+    more = [f"resume={run}", "trainer.max_epochs=2", "features=grad_norm"]
+    result = launch(*keys, *more, directory=run)
+    assert (result["epochs"], result["resumed_from"] is None) == (2, False)
+    assert f"line {len(before) + 2} of {run / 'metrics.csv'} was cut" in caplog.text
+    for name, weight in weights(tmp_path / "reference").items():
+        assert torch.equal(weights(run)[name], weight)
+    rows_after, rows_reference = history(run), history(tmp_path / "reference")
+    losses, expected = (
+        {row["step"]: row["train/loss"] for row in table if row["train/loss"]}
+        for table in (rows_after, rows_reference)
+    )
+    assert losses == expected
+    norms = [int(row["step"]) for row in rows_after if row["train/grad_norm"]]
+    assert norms == list(range(8, 16)), "of the second epoch alone"
 
 
 def test_a_torn_checkpoint_is_skipped_with_a_line(

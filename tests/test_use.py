@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import CONF, ROOT, SMALL, Launch, compose_config, environment
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import ConfigCompositionException
 from test_text import SMALL as TEXT
 
 from lockstep.errors import UsageError
@@ -123,8 +124,20 @@ def test_columns_are_named_by_their_place_and_keep_float32() -> None:
     ]
     texts = found["prediction_scores_1_0"].astype(str)
     assert torch.equal(torch.tensor([float(text) for text in texts]), values[:, 1, 0])
+
+
+def test_predictions_that_are_no_table_are_kept(tmp_path: Path) -> None:
+    from lockstep.use.tables import write_table
+
+    predictions = tmp_path / "predictions.pt"
+    torch.save(torch.zeros(2, 10_001), predictions)
     with pytest.raises(UsageError, match="at most 10,000 columns; each prediction has 10,001"):
-        columns(torch.zeros(2, 10_001))
+        write_table(predictions, tmp_path / "table.csv")
+    assert list(tmp_path.iterdir()) == [predictions]
+    write_table(predictions, predictions)
+    assert torch.load(predictions, weights_only=True).shape == (2, 10_001)
+    write_table(predictions, tmp_path / "table.pt")
+    assert list(tmp_path.iterdir()) == [tmp_path / "table.pt"]
 
 
 def test_the_runs_own_config_is_the_base_and_a_folder_replaces_what_it_names(
@@ -156,6 +169,8 @@ def test_what_cannot_be_used_is_said(launch: Launch, use: Use, tmp_path: Path) -
     weights = r"network.weight is \(1, 10\), of the network \(2, 10\)"
     refused(weights, source, "model.network.out_features=2")
     refused("needs a test set", source, "data=only_train")
+    with pytest.raises(ConfigCompositionException, match="No match in the defaults list"):
+        use(evaluation, source, "features=ema")  # as experiment=: it sets keys all over
     refused("needs a test or predict split", source, "data=only_train", task=prediction)
     taken = tmp_path / "taken.csv"
     taken.write_text("mine")

@@ -28,8 +28,9 @@ def as_usage_error(error: BaseException) -> UsageError | None:
         return error
     if isinstance(error, OSError) and error.errno in DISK:
         path = error.filename2 or error.filename or "The run directory"
+        what = "read or written" if error.errno in (errno.EACCES, errno.EPERM) else "written"
         return UsageError(
-            f"{path} cannot be written: {error.strerror}. What was written before is kept. "
+            f"{path} cannot be {what}: {error.strerror}. What was written before is kept. "
             "Make room, or use hydra.run.dir=<a directory that can be written>."
         )
     for cause in causes(error):

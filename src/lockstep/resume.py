@@ -57,7 +57,7 @@ MAY_CHANGE = (
     "trainer.strategy",
 )
 """Keys, with all below them, that do not change what the training so far has computed."""
-SPANNING = {"experiment", "debug"}
+SPANNING = {"experiment", "debug", "features"}
 """Folders of ``conf/`` whose files set keys all over the config."""
 
 

@@ -78,7 +78,7 @@ def _time(result: Result) -> str:
 def _devices(result: Result) -> str:
     processes = _count(result["world_size"], "process", "processes")
     devices = result["devices"]
-    count = len(devices) if isinstance(devices, list) else devices
+    count = (len(devices) if isinstance(devices, list) else devices) * result["num_nodes"]
     return f"{processes}, {_count(count, 'device', 'devices')} ({result['accelerator']})"
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
+
+log = logging.getLogger(__name__)
 
 FIXED = ("step", "epoch", "seconds")
 
@@ -86,9 +89,7 @@ class CsvLogger(Logger):
         after that is logged again."""
         if not self.path.exists():
             return
-        with self.path.open(newline="") as file:
-            old = [_typed(row) for row in csv.DictReader(file)]
-        self._rows = [row for row in old if row["step"] < step] + self._rows
+        self._rows = [row for row in _rows_of(self.path) if row["step"] < step] + self._rows
         self._started -= max((row["seconds"] for row in self._rows), default=0.0)
         self._columns = list(FIXED)  # the next write finds new columns, and rewrites the file
 
@@ -111,6 +112,19 @@ class CsvLogger(Logger):
             self._end = file.tell()
             writer.writerows(rows[final:])
         self._final = final
+
+
+def _rows_of(path: Path) -> Iterator[dict[str, Any]]:
+    """As they were logged, up to the first line that a full disk or a kill has cut."""
+    with path.open(newline="") as file:
+        for number, row in enumerate(csv.DictReader(file), start=2):
+            try:
+                values = _typed(row)
+                values["step"], values["seconds"]
+            except (KeyError, TypeError, ValueError):
+                log.warning("line %d of %s was cut: the history ends before it", number, path)
+                return
+            yield values
 
 
 def _typed(row: dict[str, str]) -> dict[str, Any]:

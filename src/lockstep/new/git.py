@@ -69,9 +69,11 @@ def _quoted(path: str) -> str:
 def _run(
     repository: Path, *arguments: str, stdin: bytes = b"", check: bool = True
 ) -> subprocess.CompletedProcess[bytes]:
-    done = subprocess.run(
-        ["git", "-C", str(repository), *arguments], input=stdin, capture_output=True, check=False
-    )
+    command = ["git", "-C", str(repository), *arguments]
+    try:
+        done = subprocess.run(command, input=stdin, capture_output=True, check=False)
+    except FileNotFoundError:
+        raise UsageError("This needs git, and there is none on the PATH. Install it.") from None
     if check and done.returncode:
         raise UsageError(f"git {arguments[0]} failed in {repository}: {_said(done)}")
     return done

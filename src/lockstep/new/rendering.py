@@ -121,14 +121,7 @@ def _present(text: str, absent: Iterable[str]) -> Iterator[str]:
 
 
 def _check_name(name: str) -> None:
-    taken = name in sys.stdlib_module_names or name in ("conf", "src", "tests", "torch", "train")
-    if (
-        not re.fullmatch(r"[a-z][a-z0-9_]*", name)
-        or len(name) > LONGEST
-        or keyword.iskeyword(name)
-        or taken
-        or name == NAME
-    ):
+    if not _is_usable(name):
         raise UsageError(
             "NAME must be a Python package's: a lower-case letter, then lower-case letters, digits "
             f"and _, {LONGEST} at most, and no package's that is there already; got {name!r}. "
@@ -136,7 +129,16 @@ def _check_name(name: str) -> None:
         )
 
 
+def _is_usable(name: str) -> bool:
+    taken = {NAME, "conf", "src", "tests", "torch", "train", *sys.stdlib_module_names}
+    return (
+        re.fullmatch(r"[a-z][a-z0-9_]*", name) is not None
+        and len(name) <= LONGEST
+        and not keyword.iskeyword(name)
+        and name not in taken
+    )
+
+
 def _proposal(name: str) -> str:
     words = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789")[:LONGEST].strip("_")
-    usable = words and not keyword.iskeyword(words) and words not in sys.stdlib_module_names
-    return words if usable and words != name else "my_project"
+    return words if _is_usable(words) else "my_project"

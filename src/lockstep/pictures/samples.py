@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lockstep.data.sharding import EvalShards, share_of
+from lockstep.data.sharding import EvalShards, share_of, share_of_data
 from lockstep.group import gather
 from lockstep.predictions import interleave
 
@@ -23,16 +23,16 @@ LONGEST = 96
 class Samples:
     """The first samples of the test split, each with what was predicted for it.
 
-    Rank r has every W-th sample, so it keeps the first of its own; `collect` puts them in the order
-    of the data set, the same for every number of ranks. Takes part in the module's
-    ``predict_and_loss`` while it is open: nothing is computed twice.
+    Share r of the data is every W-th sample, so its first rank keeps the first of them; `collect`
+    puts them in the order of the data set, the same for every number of ranks. Takes part in the
+    module's ``predict_and_loss`` while it is open: nothing is computed twice.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule) -> None:
         loader: Any = trainer.test_dataloaders
         sampler = getattr(loader, "sampler", None)
         self._module: Any = module
-        self._rank, self._world_size = trainer.global_rank, trainer.world_size
+        self._rank, self._world_size, self._leads = share_of_data(trainer)
         self.usable = isinstance(sampler, EvalShards) and hasattr(module, "predict_and_loss")
         self._total = sampler.samples if isinstance(sampler, EvalShards) else 0
         self._empty = isinstance(sampler, EvalShards) and sampler.only_filler
@@ -66,7 +66,7 @@ class Samples:
 
     def collect(self) -> dict[str, Tensor]:
         """On every rank: columns with a row per sample; empty where there is nothing to show."""
-        shards = gather(joined(self._parts))
+        shards = gather(joined(self._parts) if self._leads else {})
         held = [shard for shard in shards if shard]
         if not held:
             return {}

@@ -23,7 +23,7 @@ from lockstep.errors import UsageError
 from lockstep.placement import place
 from lockstep.prepare import prepare as prepare_run
 from lockstep.record import Run, Task
-from lockstep.resume import config_of, damage, newest_checkpoint
+from lockstep.resume import SPANNING, config_of, damage, newest_checkpoint
 
 TRAINING_ONLY: dict[str, Any] = {
     "callbacks": {},
@@ -141,9 +141,9 @@ def offer_base(command: str, conf: Path, where: Mapping[str, Any] | None = None)
 
 
 def _folders(conf: Path) -> list[str]:
-    spanning = ("experiment", "debug", "find", "hydra")
+    no_parts = SPANNING | {"find", "hydra"}
     return sorted(
-        path.name for path in conf.iterdir() if path.is_dir() and path.name not in spanning
+        path.name for path in conf.iterdir() if path.is_dir() and path.name not in no_parts
     )
 
 

@@ -20,7 +20,8 @@ WIDEST = 10_000
 
 
 def write_table(predictions: Path, output: Path) -> None:
-    """Turn ``predictions.pt`` into ``output``, which appears when it is whole.
+    """Turn ``predictions.pt`` into ``output``, which appears when it is whole; where that
+    fails, ``predictions.pt`` is kept.
 
     A prediction of shape ``(samples,)`` or ``(samples, 1)`` is the column ``prediction``, one of
     ``(samples, 3, 2)`` the columns ``prediction_0_0`` to ``prediction_2_1``; parts of a nesting
@@ -35,7 +36,8 @@ def write_table(predictions: Path, output: Path) -> None:
         temporary.replace(output)
     finally:
         temporary.unlink(missing_ok=True)
-        predictions.unlink(missing_ok=True)
+    if not output.samefile(predictions):
+        predictions.unlink()
 
 
 def columns(predictions: object) -> dict[str, np.ndarray]:
