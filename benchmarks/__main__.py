@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.plots import draw
 from benchmarks.rows import Row, measure
-from benchmarks.timing import PROJECT, clock_in
+from benchmarks.timing import PROJECT, clock_in, results_file
 
 
 def main() -> None:
@@ -91,9 +91,8 @@ def middle_and_ends(taken: list[float]) -> str:
 
 
 def write(facts: dict[str, Any], rows: list[Row], runs: int) -> Path:
-    path = PROJECT / "benchmarks" / "results" / time.strftime("%Y-%m-%d_%H-%M-%S.json")
+    path = results_file(time.strftime("%Y-%m-%d_%H-%M-%S.json"))
     kept = {"machine": facts, "runs": runs, "rows": [asdict(r) | {"met": r.met} for r in rows]}
-    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(kept, indent=2) + "\n")
     return path
 

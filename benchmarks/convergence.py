@@ -14,7 +14,7 @@ from statistics import mean, quantiles
 from typing import Any
 
 from benchmarks.shaped import Measured, measure, missing
-from benchmarks.timing import PROJECT
+from benchmarks.timing import PROJECT, results_file
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,7 @@ def main() -> None:
             found = measure(ranks, rate, [*workload.overrides, *chosen, *given.overrides])
             rows.append(row(replace(workload, megabits=rate), name, found))
             print(line(rows[-1]), flush=True)
-    path = (
-        PROJECT
-        / "benchmarks"
-        / "results"
-        / f"convergence-{ranks}-{(only or 'all').replace('/', '-')}.json"
-    )
-    path.parent.mkdir(exist_ok=True)
+    path = results_file(f"convergence-{ranks}-{(only or 'all').replace('/', '-')}.json")
     path.write_text(json.dumps(rows, indent=2) + "\n")
     print(f"written to {path.relative_to(PROJECT)}")
 
@@ -76,8 +70,11 @@ def main() -> None:
 def row(workload: Workload, strategy: str, found: Measured) -> dict[str, Any]:
     low, middle, high = quantiles(found.step_s, n=4)
     return {
-        **{"workload": workload.name, "strategy": strategy, "megabits": workload.megabits},
-        **{"metric": workload.metric, "value": found.outcome["metrics"][workload.metric]},
+        "workload": workload.name,
+        "strategy": strategy,
+        "megabits": workload.megabits,
+        "metric": workload.metric,
+        "value": found.outcome["metrics"][workload.metric],
         "mean_ms": 1000 * mean(found.step_s),
         "median_ms": 1000 * middle,
         "middle_half_ms": [1000 * low, 1000 * high],

@@ -1,6 +1,6 @@
 """``python -m benchmarks.gpu``: one GPU, a few minutes: throughput beside the loop by hand.
 
-ResNet-18 on CIFAR shapes and a transformer of about 100 M parameters, both in bf16-mixed. Prints
+ResNet-18 on CIFAR shapes and a transformer of 111 M parameters, both in bf16-mixed. Prints
 for each: samples (or tokens) per second of both sides and their ratio (wanted: 0.99 or more), the
 share of the GPU's bf16 peak, the waits for the GPU in a step (wanted: none), and how much of the
 copying of batches to the GPU was hidden behind kernels. ``--try`` runs a small version on the CPU,

@@ -21,7 +21,7 @@ from torch import nn
 from benchmarks.by_hand import median_step_s, over_indices, train
 from benchmarks.many_jobs import TRIVIAL
 from benchmarks.ours import outcome_of, step_s
-from benchmarks.timing import PROJECT, seconds
+from benchmarks.timing import PROJECT, results_file, seconds
 
 from lockstep.data.tensors import Tensors
 from lockstep.models.mlp import MLP
@@ -166,7 +166,7 @@ def draw(found: list[Growth]) -> Path:
         if len(growth.lines) > 1:
             axes.legend()
     figure.axes[-1].set_axis_off()
-    path = PROJECT / "benchmarks" / "results" / "growth.png"
+    path = results_file("growth.png")
     figure.savefig(path, dpi=110)
     return path
 

@@ -12,7 +12,7 @@ import json
 from statistics import median
 
 from benchmarks.shaped import Measured, measure, missing
-from benchmarks.timing import PROJECT
+from benchmarks.timing import PROJECT, results_file
 
 STEPS, BATCH = 8, 64
 RANKS = (2, 4, 8)
@@ -48,8 +48,7 @@ def main() -> None:
             found = measure(ranks, megabits, [*RUN, f"strategy={strategy}"])
             rows.append(row(strategy, ranks, megabits, found))
             print(line(rows[-1]), flush=True)
-    path = PROJECT / "benchmarks" / "results" / "links.json"
-    path.parent.mkdir(exist_ok=True)
+    path = results_file("links.json")
     path.write_text(json.dumps({"megabits": megabits, "rows": rows}, indent=2) + "\n")
     draw(rows, megabits)
 
@@ -98,7 +97,7 @@ def draw(rows: list[dict[str, object]], megabits: float) -> None:
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend()
-    path = PROJECT / "benchmarks" / "results" / "links.png"
+    path = results_file("links.png")
     figure.savefig(path, dpi=110)
     print(f"drawn in {path.relative_to(PROJECT)}")
 

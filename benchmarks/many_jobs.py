@@ -20,7 +20,7 @@ from statistics import median
 import psutil
 from matplotlib.figure import Figure
 
-from benchmarks.timing import PROJECT, arguments, environment
+from benchmarks.timing import PROJECT, arguments, environment, results_file
 
 SETTLED = 10
 """Jobs after which nothing should grow."""
@@ -103,8 +103,7 @@ def draw(samples: list[Sample], launcher: str) -> Path:
         axes.set_xlabel("jobs that have finished")
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    path = PROJECT / "benchmarks" / "results" / f"many-jobs-{launcher}.png"
-    path.parent.mkdir(exist_ok=True)
+    path = results_file(f"many-jobs-{launcher}.png")
     figure.savefig(path, dpi=110)
     return path
 

@@ -12,8 +12,15 @@ from pathlib import Path
 
 TYPO = "python train.py trainer.devcies=2"
 PROJECT = Path(__file__).resolve().parent.parent
+RESULTS = PROJECT / "benchmarks" / "results"
 Clock = Callable[[str], float]
 """Runs a command and returns its seconds."""
+
+
+def results_file(name: str) -> Path:
+    """Where a benchmark writes ``name``; git ignores it."""
+    RESULTS.mkdir(exist_ok=True)
+    return RESULTS / name
 
 
 def clock_in(directory: Path, say: Callable[[str], None]) -> Clock:

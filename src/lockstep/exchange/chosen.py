@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.errors import UsageError
@@ -19,11 +19,14 @@ from lockstep.exchange.power_sgd_ddp import PowerSGDStrategy
 from lockstep.strategies.exact_ddp import ExactDDPStrategy
 
 CLASSES: dict[str, type[ExactDDPStrategy]] = {
+    "ddp": HookedDDPStrategy,
+    "ddp_find_unused_parameters_true": HookedDDPStrategy,
+    "ddp_spawn": HookedDDPStrategy,
+    "ddp_spawn_find_unused_parameters_true": HookedDDPStrategy,
     "ddp_async": AsyncDDPStrategy,
     "local_sgd": LocalSGDStrategy,
     "ddp_ps": ParameterServerStrategy,
 }
-"""The names of this folder; each of the ddp names is a `HookedDDPStrategy`."""
 FIXED = {"self", "module", "device_ids", "output_device", "process_group", "kwargs", "timeout"}
 """What is decided elsewhere."""
 
@@ -33,8 +36,9 @@ def strategy_class(name: str, options: Mapping[str, Any]) -> type[ExactDDPStrate
 
     Raises `UsageError` for an option that it does not have.
     """
-    low_rank = options.get("hook") == "power_sgd"
-    chosen = CLASSES.get(name, PowerSGDStrategy if low_rank else HookedDDPStrategy)
+    chosen = CLASSES[name]
+    if chosen is HookedDDPStrategy and options.get("hook") == "power_sgd":
+        chosen = PowerSGDStrategy
     told = _parameters(DistributedDataParallel) | _parameters(chosen)
     known = told | _parameters(DDPStrategy)
     for key in options:
@@ -56,7 +60,3 @@ def strategy_class(name: str, options: Mapping[str, Any]) -> type[ExactDDPStrate
 
 def _parameters(cls: type) -> set[str]:
     return set(inspect.signature(cls.__init__).parameters) - FIXED  # type: ignore[misc]
-
-
-for _name, _class in CLASSES.items():
-    StrategyRegistry.register(_name, _class, (_class.__doc__ or "").partition("\n")[0])

@@ -61,7 +61,7 @@ def _fill(entry: Path, parts: Sequence[Path], recipe: object, make: Callable[[Pa
                 "it is written."
             )
         for path in partial.iterdir():
-            with path.open("rb") as file:
+            with path.open("rb+") as file:  # Windows syncs only what may be written
                 os.fsync(file.fileno())  # a name that outlives a power cut, with what it names
         partial.rename(entry)
     except BaseException:
