@@ -188,14 +188,12 @@ def test_a_split_run_that_broke_and_was_stopped_ends_as_if_it_had_not(
     single: dict[str, Any],
     tmp_path_factory: pytest.TempPathFactory,
     tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """A rank of fsdp breaks, one of 2x2 is stopped inside an epoch; one device ends it."""
     one = on_one_device(launch, single, "mlp", tmp_path_factory.mktemp("single"))
     run = tmp_path / "run"
     with pytest.raises(RunFailed, match="broken on purpose"):
         launch(*MLP, *PLACES["fsdp-2"], break_at(1, 3), directory=run)
-    assert "each rank holds a part of the weights only" in capfd.readouterr().out
     assert [path.name for path in (run / "checkpoints").glob("last*")] == ["last.ckpt"]
     stopped = break_at(1, 2, "SIGTERM", rank=3).replace(
         "${hydra:runtime.output_dir}", f"{tmp_path}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
+from lockstep.callbacks.keep_last_good import KeepLastGood
 from lockstep.errors import UsageError
 from lockstep.modelparallel.fsdp import shard
 from lockstep.modelparallel.mesh import Mesh
@@ -117,3 +119,18 @@ def test_a_pipeline_makes_as_many_micro_batches_as_are_asked(
     assert seen == sizes
     with pytest.raises(UsageError, match=r"got 0\. Use for example 2"):
         PipelineStrategy(Mesh(1, 1), 0)
+
+
+def test_rank_zero_does_not_begin_to_save_what_others_hold(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Looking at weights in parts asks the others, which may have gone."""
+    progress = SimpleNamespace(total=SimpleNamespace(ready=3, processed=2))
+    trainer: Any = SimpleNamespace(
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress)),
+        strategy=PipelineStrategy(Mesh(1, 2)),
+        **{"is_global_zero": True, "global_step": 2, "training": True},
+    )
+    KeepLastGood(str(tmp_path)).on_exception(trainer, LightningModule(), RuntimeError())
+    assert "each rank holds a part of the weights only" in caplog.text
+    assert list(tmp_path.iterdir()) == []
