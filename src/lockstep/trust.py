@@ -35,7 +35,8 @@ Not all of torch and Lightning: ``torch.utils.collect_env.run`` takes a command 
 ``lightning.pytorch.cli.instantiate_class`` any class. What lies in the project, or in the directory
 that a run is started in, may be named without.
 """
-REFUSED = re.compile(r"^lockstep\.new\.|\.(load|load_library|load_from_checkpoint|_\w+)(\.|$)")
+RUNS_GIT = r"^lockstep\.new\."
+REFUSED = re.compile(RUNS_GIT + r"|\.(load|load_library|load_from_checkpoint|_\w+)(\.|$)")
 """Names in those packages that run git, unpickle or load code, and private ones."""
 COMPILED = re.compile(r"torch\.(tensor|nn\.functional\.\w+)")
 """Functions that are not written in Python say that they are from ``torch`` or ``torch._C``."""

@@ -80,7 +80,8 @@ def _refuse_without_deepspeed(config: Config, accelerator: str) -> None:
             f"{name} needs GPUs; got trainer.accelerator={accelerator}. Use trainer.strategy=fsdp."
         )
     if find_spec("deepspeed") is None:
-        raise UsageError(f"{name} needs deepspeed: pip install 'lockstep[deepspeed]', {instead}.")
+        install = "pip install 'lockstep[deepspeed]'"
+        raise UsageError(f"{name} needs the package deepspeed: {install}, {instead}.")
     steps = config.trainer.accumulate_grad_batches
     if steps > 1:
         raise UsageError(
