@@ -1,4 +1,4 @@
-"""What ``find=batch`` is asked for. Torch comes in the processes: `lockstep.find.trials`."""
+"""What ``find=batch`` is asked for. Torch comes in the processes: `trials.py`."""
 
 from __future__ import annotations
 
