@@ -5,14 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import SMALL, Launch
 from hosts import Host, finish, hosts, launch_script, missing, output, torchrun, where
 from recording import rows
 
+from lockstep.errors import RunFailed
+from lockstep.hosts import meeting as meetings
 from lockstep.hosts.agreement import first_difference
+from lockstep.hosts.loss import explained, sign_in
 from lockstep.results import Result, read_result
 
 TIMEOUT_S = 5
@@ -189,6 +195,26 @@ def test_a_lost_host_ends_the_run_and_is_named(
     _, result = the_run(tmp_path)
     assert result["status"] == "failed"
     assert named in result["error"]
+
+
+def test_a_rank_that_lives_and_has_not_noticed_is_not_called_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 1 waits for rank 0, which is well: only rank 2 gives no sign of life."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = [meetings.Meeting(rank, 3, store, None, "token") for rank in range(3)]
+    for met in ranks[:2]:
+        sign_in(met)
+    ranks[2].put("host/2", "host1")
+    monkeypatch.setattr(meetings, "_held", [ranks[0]])
+    for name, value in {"RANK": 0, "WORLD_SIZE": 3, "MASTER_ADDR": 0, "MASTER_PORT": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    run: Any = SimpleNamespace(placement=SimpleNamespace(kind="launched", rank=0))
+    seen = explained(run, ConnectionError("reset"), RunFailed("gloo: Connection closed by peer"))
+    assert (
+        str(seen) == "rank 2 (host1) lost (killed, or the network is cut): ConnectionError: reset"
+    )
 
 
 def test_code_that_differs_between_hosts_is_told_with_its_versions() -> None:

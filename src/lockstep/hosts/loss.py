@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
 import time
 from typing import Any
 
@@ -14,6 +15,8 @@ from lockstep.record import Run, record_death
 
 ANSWER_S = 3.0
 """What the ranks that are left get to say that they broke, too."""
+BEAT_S = 0.5
+"""Between two signs of life, of which several fit into `ANSWER_S`."""
 OF_A_PEER = re.compile(r"gloo|nccl|connection|socket|timed out|broken pipe|store", re.IGNORECASE)
 """In what torch raises where a peer does not answer; each backend has its own words."""
 
@@ -36,8 +39,21 @@ def explained(run: Run, error: BaseException, seen: BaseException) -> BaseExcept
 
 
 def sign_in(met: Meeting) -> None:
-    """Leave this host's name, for the day on which it does not answer."""
+    """Leave this host's name, for the day on which it does not answer, and signs of life.
+
+    A rank that waits for one that is well is told nothing by gloo until ``strategy.timeout_s``.
+    """
     met.put(f"host/{met.rank}", socket.gethostname())
+    threading.Thread(target=_beat, args=(met,), name="lockstep.alive", daemon=True).start()
+
+
+def _beat(met: Meeting) -> None:
+    while True:
+        try:
+            met.store.add(f"alive/{met.rank}", 1)
+        except (RuntimeError, OSError):
+            return  # rank 0's store is gone, and with it whoever counts
+        time.sleep(BEAT_S)
 
 
 def _tell_and_hear(met: Meeting, error: BaseException, seen: BaseException) -> str:
@@ -51,15 +67,18 @@ def _tell_and_hear(met: Meeting, error: BaseException, seen: BaseException) -> s
         return ""
     if not note["peer"] and not isinstance(seen, SystemExit):
         return ""
+    before = _beats(met)
     notes = _notes(met, wait=bool(note["peer"]))
     causes = [(item["order"], rank) for rank, item in notes.items() if _is_cause(item)]
     if causes:
         rank = min(causes)[1]
         return f"rank {rank} ({_host(met, rank)}): {notes[rank]['error']}"
     silent = [rank for rank in range(met.world_size) if rank not in notes]
-    if note["peer"] and silent:
-        names = ", ".join(f"{rank} ({_host(met, rank)})" for rank in silent)
-        many = "s" if len(silent) > 1 else ""
+    after = _beats(met)
+    gone = [rank for rank in silent if after[rank] == before[rank]] or silent
+    if note["peer"] and gone:
+        names = ", ".join(f"{rank} ({_host(met, rank)})" for rank in gone)
+        many = "s" if len(gone) > 1 else ""
         return f"rank{many} {names} lost (killed, or the network is cut): {note['error']}"
     return ""
 
@@ -72,6 +91,10 @@ def _notes(met: Meeting, wait: bool) -> dict[int, dict[str, Any]]:
         if len(there) == met.world_size or time.monotonic() > deadline:
             return {rank: json.loads(met.store.get(f"failed/{rank}").decode()) for rank in there}
         time.sleep(POLL_S)
+
+
+def _beats(met: Meeting) -> list[int]:
+    return [met.store.add(f"alive/{rank}", 0) for rank in range(met.world_size)]
 
 
 def _is_cause(note: dict[str, Any]) -> bool:
