@@ -99,7 +99,7 @@ def test_a_linear_model_is_the_same_everywhere(parity: Parity, tmp_path: Path) -
         gaps = [float(row.loss), float(row.weights), float(row.metrics)]
         assert max(gaps) < 1e-12
         assert (max(gaps) > 0) == (devices == "2"), "two devices do sum in another order"
-    kept = torch.load(tmp_path / "runs" / "ddp-2" / "trace.pt", weights_only=True)
+    kept = torch.load(tmp_path / "runs" / "ddp-2" / "recording.pt", weights_only=True)
     assert kept["losses"].shape == (8,), "64 samples in batches of 8"
     assert (tmp_path / "runs" / "ddp-2" / "train.log").exists()
     assert len(printed.progress) == 8, "a line per run"
@@ -178,7 +178,7 @@ def test_a_short_run_is_compared_to_its_last_step(parity: Parity, tmp_path: Path
     steps = ["--steps=3", "trainer.accumulate_grad_batches=2", "--keep=runs"]
     printed = parity(*TEACHER, *steps, "--strategies=dp", "--devices=2")
     assert printed.status == 0
-    kept = torch.load(tmp_path / "runs" / "dp-2" / "trace.pt", weights_only=True)
+    kept = torch.load(tmp_path / "runs" / "dp-2" / "recording.pt", weights_only=True)
     assert kept["losses"].shape == (6,)
     assert "rounding" not in kept["traits"], "float64 unless it is overridden"
 

@@ -73,7 +73,7 @@ def test_jobs_take_free_slots_and_give_them_back() -> None:
 
 
 def test_gpus_that_are_not_there_are_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.slots.pool.driver_gpus", lambda: 2)
+    monkeypatch.setattr("lockstep.devices.driver_gpus", lambda: 2)
     names = {"CUDA_VISIBLE_DEVICES": "1,0,7,-1,GPU-8a"}
     assert Pool("gpu", "auto", names).free == ["1", "0", "GPU-8a"]
 
@@ -90,7 +90,8 @@ def test_gpus_that_are_not_there_are_no_slots(monkeypatch: pytest.MonkeyPatch) -
 def test_threads_match_the_slots(
     monkeypatch: pytest.MonkeyPatch, slots: int, demand: Demand, threads: int
 ) -> None:
-    monkeypatch.setattr("lockstep.slots.pool.cores", lambda: 16)
+    for module in ("devices", "slots.pool"):
+        monkeypatch.setattr(f"lockstep.{module}.cores", lambda: 16)
     for given, expected in (("", threads), ("64", threads), ("1", 1), ("3,1", min(3, threads))):
         pool = Pool("cpu", slots, {"OMP_NUM_THREADS": given})
         taken = pool.take(demand)

@@ -23,11 +23,12 @@ from lockstep.errors import UsageError, as_not_located
 from lockstep.exchange.chosen import strategy_class
 from lockstep.loggers.guarded import guarded
 from lockstep.placement import MODEL_PARALLEL, Placement
+from lockstep.processes import start_method
 from lockstep.record import Run
 from lockstep.refusals import refusals_named
 from lockstep.slurm.environment import cluster_environment
 from lockstep.strategies.data_parallel import DataParallelStrategy
-from lockstep.strategies.spawned import SpawnedEnvironment, start_method
+from lockstep.strategies.spawned import SpawnedEnvironment
 from lockstep.trust import check_objects
 
 log = logging.getLogger(__name__)

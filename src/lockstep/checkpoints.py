@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from torch import nn
 from typing_extensions import override
 
 from lockstep.errors import UsageError
+from lockstep.results import replacing
 
 COMPILED = "_orig_mod."
 """What `torch.compile` puts into the names of a compiled network's parameters."""
@@ -37,19 +38,12 @@ class AtomicCheckpoints(TorchCheckpointIO):
         if storage_options is not None or "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        final = Path(path)
-        final.parent.mkdir(parents=True, exist_ok=True)
-        temporary = final.with_name(f"{final.name}.{os.getpid()}.tmp")
-        try:
-            with _Remembering(temporary, "w") as file:
-                try:
-                    torch.save(checkpoint, file)
-                except RuntimeError as error:  # torch's words for a write that failed
-                    raise file.problem or error from None
-                os.fsync(file.fileno())
-            temporary.replace(final)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(Path(path)) as temporary, _Remembering(temporary, "w") as file:
+            try:
+                torch.save(checkpoint, file)
+            except RuntimeError as error:  # torch's words for a write that failed
+                raise file.problem or error from None
+            os.fsync(file.fileno())
 
     @override
     def load_checkpoint(
@@ -178,15 +172,3 @@ def _own_names(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -
         plain = prefix + name.replace(COMPILED, "")
         if COMPILED in name and plain in state:
             state[prefix + name] = state.pop(plain)
-
-
-def load_weights(module: LightningModule, path: str) -> None:
-    """Load a checkpoint's weights, and nothing else of it; raises `UsageError` if they differ."""
-    state = read_checkpoint(path)
-    try:
-        module.load_state_dict(state.get("state_dict", state))
-    except RuntimeError as error:
-        raise UsageError(
-            f"init_from={path} must hold the weights of this model. {error} "
-            "Use the checkpoint's own model=..., or train from the start."
-        ) from error

@@ -26,7 +26,7 @@ from lockstep.hosts.meeting import PeerRefusal, tell_peers
 from lockstep.launch import launch
 from lockstep.prepare import overrides, prepare
 from lockstep.record import Run, record_refusal
-from lockstep.results import Result, objective_value, read_result
+from lockstep.results import DONE, Result, objective_value, read_result
 from lockstep.secrets import refuse_secrets_in_words
 from lockstep.slurm.requeue import was_requeued
 
@@ -34,18 +34,18 @@ log = logging.getLogger(__name__)
 
 
 def run(
-    composed: DictConfig, prepared: Callable[[DictConfig], Run] | None = None
+    composed: DictConfig, make_run: Callable[[DictConfig], Run] = prepare
 ) -> float | list[float] | None:
     """One run, from its composed config; returns the objective, for sweepers that search.
 
-    ``prepared`` makes the run in the place of `prepare`, to do something else than to train.
+    Another ``make_run`` than `prepare` makes one that does something else than to train.
     """
     done = finished_before(composed)
     if done is not None:
         log.info("finished before in %s: skipped", done["directory"])
         return objective_value(done["objective"], done["metrics"])
     try:
-        return launch((prepared or prepare)(composed))
+        return launch(make_run(composed))
     except (UsageError, RunFailed) as error:
         record_refusal(Path(HydraConfig.get().runtime.output_dir), overrides(), str(error))
         if HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -63,7 +63,7 @@ def finished_before(composed: DictConfig) -> Result | None:
         return None
     # Its config and code have chosen the directory: `lockstep.rundir.job_directory`.
     result = read_result(directory / "result.json")
-    return result if result["status"] in ("finished", "pruned") else None
+    return result if result["status"] in DONE else None
 
 
 def answer_help() -> None:

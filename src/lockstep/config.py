@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from lockstep.rundir import job_directory, run_directory, run_name, sweep_directory
+from lockstep.rundir import job_directory, run_directory, sweep_directory
 
 Target = dict[str, Any]
 """A mapping with ``_target_``: the dotted name of what to call, and its keyword arguments."""
@@ -156,7 +156,6 @@ class Config:
 def register() -> None:
     """Make known to Hydra: ``schema``, for a defaults list, and what ``conf/hydra`` resolves."""
     ConfigStore.instance().store(name="schema", node=Config)
-    OmegaConf.register_new_resolver("run_name", lambda: run_name(), replace=True)
     OmegaConf.register_new_resolver("times", lambda one, other: one * other, replace=True)
     OmegaConf.register_new_resolver("run_directory", run_directory, replace=True, use_cache=True)
     # Cached: "latest" is another one as soon as a run elsewhere has written something.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,13 +16,19 @@ ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 
 def nvidia_gpus(environ: Mapping[str, str]) -> int:
     """GPUs that this process may use: those of the driver that CUDA_VISIBLE_DEVICES names."""
+    visible, known = visible_gpus(environ), driver_gpus()
+    return known if visible is None or not known else len(visible)
+
+
+def visible_gpus(environ: Mapping[str, str]) -> list[str] | None:
+    """What CUDA_VISIBLE_DEVICES names, but for numbers that the driver has no GPU for; None where
+    it is not set. Names that are no numbers are ids of cards, or of parts of one (MIG)."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return driver_gpus()
+        return None
+    known = driver_gpus() or sys.maxsize  # without NVIDIA's driver there is no number to check
     names = [name.strip() for name in visible.split(",") if name.strip()]
-    known = driver_gpus() if names else 0
-    # Names that are no numbers are ids of cards, or of parts of one (MIG).
-    return len([n for n in names if known and (not n.lstrip("-").isdigit() or 0 <= int(n) < known)])
+    return [name for name in names if not name.lstrip("-").isdigit() or 0 <= int(name) < known]
 
 
 def driver_gpus() -> int:

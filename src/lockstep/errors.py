@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
@@ -71,6 +72,12 @@ def one_line(error: BaseException) -> str:
     if "Traceback" in text:
         lines = list(dict.fromkeys([lines[0], lines[-1]]))
     return " ".join(lines)
+
+
+def did_you_mean(name: object, choices: Iterable[str]) -> str:
+    """`` Did you mean ...?`` for the end of a message; empty where no choice is near."""
+    near = get_close_matches(str(name), list(choices), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]}?" if near else ""
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

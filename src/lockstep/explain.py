@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from difflib import get_close_matches
 from typing import Any
 
 from hydra.errors import (
@@ -13,7 +12,7 @@ from hydra.errors import (
 )
 from omegaconf.errors import ConfigKeyError, ValidationError
 
-from lockstep.errors import UsageError
+from lockstep.errors import UsageError, did_you_mean
 from lockstep.help import conf
 
 
@@ -27,7 +26,7 @@ def explain(error: Exception) -> str:
         if group:
             return (
                 f"{group}={name}: there is no conf/{group}/{name}.yaml. "
-                f"There are: {', '.join(options)}.{_nearest(name, options)}"
+                f"There are: {', '.join(options)}.{did_you_mean(name, options)}"
             )
     cause = error.__cause__ if isinstance(error, ConfigCompositionException) else error
     if isinstance(cause, ConfigKeyError | ValidationError) or hasattr(cause, "full_key"):
@@ -50,25 +49,16 @@ def _explain_key(error: Exception, cause: Any) -> str:
     if isinstance(cause, ValidationError):
         return f"{key}: {cause.msg.splitlines()[0] if cause.msg else cause}."
     parent = cause.parent_node
-    if hasattr(parent, "keys") and key.rpartition(".")[2] not in parent:
+    place, _, last = key.rpartition(".")
+    if hasattr(parent, "keys") and last not in parent:
         choices = [str(name) for name in parent]
-        place = key.rpartition(".")[0] or "the config"
-        last = key.rpartition(".")[2]
         shown = ", ".join(choices) or "none"
         dataclass_keys = cause.object_type not in (None, dict)
         plus = "" if dataclass_keys else f" A key that is new needs a plus: +{key}=..."
         if any(word.startswith("resume=") for word in sys.argv):
             plus = " A run that goes on keeps its model and data: leave out what does not change."
         return (
-            f"{key}: {place} has no key {last!r}.{_nearest(last, choices)} It has: {shown}.{plus}"
+            f"{key}: {place or 'the config'} has no key {last!r}.{did_you_mean(last, choices)} "
+            f"It has: {shown}.{plus}"
         )
-    return f"{error} {_first_line(cause)}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
-
-
-def _nearest(name: str, choices: list[str]) -> str:
-    near = get_close_matches(name, choices, n=1, cutoff=0.5)
-    return f" Did you mean {near[0]}?" if near else ""
+    return f"{error} {str(cause).strip().splitlines()[0]}"

@@ -81,7 +81,11 @@ def noting_failure(run: Run, notes: Path, rank: int) -> Iterator[None]:
         if stop.asked is None:
             raise
         if peers_are_well(notes):
-            _note(notes, Failure(rank, time.time(), "was told to stop", "", False, stop.asked))
+            summary = "was told to stop"
+            stopped = Failure(
+                rank, time.time(), summary, traceback="", usage=False, stopped=stop.asked
+            )
+            _note(notes, stopped)
         sys.exit(stop.status)
     except BaseException as error:
         usage = as_usage_error(error)

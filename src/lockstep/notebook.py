@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
@@ -30,6 +29,7 @@ from lockstep.prepare import prepare
 from lockstep.record import Run, record_refusal
 from lockstep.results import Result, read_result
 from lockstep.rundir import new_run_name
+from lockstep.trust import targets
 
 
 def run(*overrides: str) -> Result:
@@ -67,7 +67,8 @@ def in_notebook(prepared: Run) -> Run:
     strategy = prepared.placement.strategy
     if STRATEGIES[strategy] == "one":
         return prepared
-    cells = sorted(set(_of_cells(asdict(prepared.config))))
+    named = {name for _, name in targets(asdict(prepared.config))}
+    cells = sorted(name for name in named if name.startswith("__main__."))
     if cells:
         raise UsageError(
             f"trainer.strategy={strategy} starts processes, which cannot see what is defined in a "
@@ -94,16 +95,6 @@ def _composed(overrides: list[str]) -> DictConfig:
     OmegaConf.set_readonly(config.hydra, False)
     config.hydra.overrides.task = overrides
     return config
-
-
-def _of_cells(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        target = value.get("_target_")
-        if isinstance(target, str) and target.startswith("__main__."):
-            yield target
-        yield from (found for child in value.values() for found in _of_cells(child))
-    elif isinstance(value, list):
-        yield from (found for child in value for found in _of_cells(child))
 
 
 @contextmanager

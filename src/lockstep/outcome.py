@@ -13,18 +13,23 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lockstep.build import Built
-from lockstep.callbacks.exchange import ExchangeCost, gradient_bytes
+from lockstep.callbacks.exchange import ExchangeCost
 from lockstep.callbacks.step_clock import StepClock
 from lockstep.data.sharding import TrainShards, share_of_data
 from lockstep.epoch_mean import EpochMean
 from lockstep.group import gather
 from lockstep.record import Run
+from lockstep.traffic import gradient_bytes
 
 
 def describe_training(built: Built, run: Run) -> dict[str, Any]:
     """What is known after training; testing resets these counters."""
     trainer = built.trainer
-    clock = next(item for item in callbacks_of(trainer) if isinstance(item, StepClock))
+    callbacks = callbacks_of(trainer)
+    clock = next(item for item in callbacks if isinstance(item, StepClock))
+    exchange = (
+        item.measured(clock.step_s()) for item in callbacks if isinstance(item, ExchangeCost)
+    )
     sizes = batch_sizes_used(built, run)
     return {
         "epochs": trainer.current_epoch,
@@ -33,7 +38,7 @@ def describe_training(built: Built, run: Run) -> dict[str, Any]:
         "floor": built.floor,
         **sizes,
         **clock.measured(run.started, sizes["global_batch_size"]),
-        **exchange_cost(trainer),
+        **next(exchange, {}),
         "gradient_bytes": gradient_bytes(built.module),
         "parameter_bytes": gather(parameter_bytes(built.module)),
         "peak_memory_bytes": gather(peak_memory_bytes()),
@@ -41,13 +46,6 @@ def describe_training(built: Built, run: Run) -> dict[str, Any]:
         "threads_per_process": torch.get_num_threads(),
         "versions": {"torch": str(torch.__version__), "lightning": version("lightning")},
     }
-
-
-def exchange_cost(trainer: Trainer) -> dict[str, Any]:
-    callbacks = callbacks_of(trainer)
-    clock = next(item for item in callbacks if isinstance(item, StepClock))
-    measuring = (item for item in callbacks if isinstance(item, ExchangeCost))
-    return next((item.measured(clock.step_s()) for item in measuring), {})
 
 
 def batch_sizes_used(built: Built, run: Run) -> dict[str, int]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from lockstep.config import Config, TrainerConfig
 from lockstep.devices import resolve_accelerator, resolve_devices
-from lockstep.errors import UsageError
+from lockstep.errors import UsageError, did_you_mean
 from lockstep.launchers import Kind, Maker, who_starts
 
 STRATEGIES: dict[str, Maker] = {
@@ -93,10 +92,9 @@ def _needs_several(trainer: TrainerConfig) -> bool:
 def _check_name(strategy: str) -> None:
     if strategy in STRATEGIES:
         return
-    near = get_close_matches(strategy, STRATEGIES, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]}?" if near else ""
     raise UsageError(
-        f"trainer.strategy must be one of {', '.join(STRATEGIES)}; got {strategy!r}.{hint}"
+        f"trainer.strategy must be one of {', '.join(STRATEGIES)}; got {strategy!r}."
+        f"{did_you_mean(strategy, STRATEGIES)}"
     )
 
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lockstep.data import DataModule
 from lockstep.data.sharding import share_of_data
+from lockstep.results import replacing
 
 
 def write_predictions(
@@ -35,7 +36,8 @@ def write_predictions(
         parts = [run / f"predictions.{other}.part" for other in range(world_size)]
         samples = data.predict_samples
         rows = [torch.load(part, weights_only=True) for part in parts[:samples]]
-        torch.save(interleave(rows, samples), path)
+        with replacing(path) as temporary:
+            torch.save(interleave(rows, samples), temporary)
         for part in parts:
             part.unlink()
     trainer.strategy.barrier("predictions")

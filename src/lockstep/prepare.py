@@ -19,7 +19,7 @@ from lockstep.placement import MODEL_PARALLEL, place
 from lockstep.precision import check_precision
 from lockstep.record import Run, Task
 from lockstep.resume import newest_checkpoint, resumed_config
-from lockstep.rundir import config_digest
+from lockstep.rundir import config_digest, config_file
 from lockstep.secrets import refuse_secrets, without_secrets
 from lockstep.sizes import batch_sizes, scaled_optimizer
 from lockstep.slurm.requeue import was_requeued
@@ -73,20 +73,21 @@ def _config_of(composed: DictConfig, mode: RunMode | None, directory: Path) -> t
     goes_on = composed.sweep.resume is not None
     if goes_on and mode != RunMode.MULTIRUN:
         raise UsageError("sweep.resume goes on with a sweep: add -m and the sweep's overrides.")
-    if goes_on and (directory / ".hydra" / "config.yaml").exists():
-        return resumed_config(composed, overrides(), directory), True
-    if restarted(directory) or (composed.resume is None and was_requeued(directory)):
-        return resumed_config(composed, overrides(), directory), True
-    if composed.resume is None:
+    begun = (
+        (goes_on and config_file(directory).exists())
+        or restarted(directory)
+        or (composed.resume is None and was_requeued(directory))
+    )
+    if not begun and composed.resume is None:
         config = as_config(composed)
         if config.init_from is not None and not Path(config.init_from).is_file():
             raise UsageError(f"init_from must name a checkpoint; there is no {config.init_from}.")
         return config, False
-    if mode == RunMode.MULTIRUN:
+    if not begun and mode == RunMode.MULTIRUN:
         raise UsageError(
             f"resume goes on with one run; got resume={composed.resume} in a sweep. Leave out -m."
         )
-    if composed.init_from is not None:
+    if not begun and composed.init_from is not None:
         raise UsageError("resume and init_from exclude each other: go on, or start anew.")
     return resumed_config(composed, overrides(), directory), True
 

@@ -15,10 +15,11 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from typing import Literal
 
 from lockstep.console import redirect_if_told
 from lockstep.failures import end_left_behind, noting_failure, raise_cause, sign_in
@@ -41,21 +42,21 @@ RESTORED = [*STOPPING, *([signal.SIGQUIT] if hasattr(signal, "SIGQUIT") else [])
 Work = Callable[[Run], Result]
 
 
-def method() -> str:
-    methods = multiprocessing.get_all_start_methods()
-    return "forkserver" if "forkserver" in methods else "spawn"
+def start_method() -> Literal["forkserver", "spawn"]:
+    """The fork server has imported torch already; a spawned interpreter imports it again."""
+    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 def context() -> BaseContext:
     """Processes start from here; the first call starts the fork server, which imports meanwhile."""
-    if method() == "forkserver":
+    if start_method() == "forkserver":
         from multiprocessing import forkserver, resource_tracker
 
         multiprocessing.set_forkserver_preload(["lockstep.forkserver"])
         with ignoring_signals():
             resource_tracker.ensure_running()
             forkserver.ensure_running()
-    return multiprocessing.get_context(method())
+    return multiprocessing.get_context(start_method())
 
 
 def in_worker(work: Work, run: Run) -> Result:
@@ -67,13 +68,12 @@ def in_worker(work: Work, run: Run) -> Result:
         process = started.Process(target=_worker_main, args=arguments)  # type: ignore[attr-defined]
         process.start()
         send.close()
+        result: Result | None = None
         try:
             wait([receive, process.sentinel])
-            result: Result | None = receive.recv() if receive.poll() else None
+            with suppress(EOFError):  # it ended without a result
+                result = receive.recv() if receive.poll() else None
             process.join()
-        except EOFError:  # it ended without a result
-            process.join()
-            result = None
         finally:
             _stop(process, run.config.launch.grace_s)
             end_left_behind(Path(notes))
@@ -107,7 +107,7 @@ def in_ranks(work: Work, run: Run) -> Result:
             rdzv_backend=rendezvous.register(),
             max_restarts=0,
             monitor_interval=0.05,
-            start_method=method(),
+            start_method=start_method(),
             logs_specs=DefaultLogsSpecs(log_dir=notes),
             shutdown_timeout=max(1, round(run.config.launch.grace_s)),
         )

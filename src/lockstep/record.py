@@ -20,6 +20,7 @@ from lockstep.config import Config, Target
 from lockstep.errors import UsageError
 from lockstep.placement import Placement
 from lockstep.results import Result, code_version, git_commit, read_result, write_atomically
+from lockstep.rundir import config_file
 from lockstep.sizes import BatchSizes
 
 
@@ -119,7 +120,7 @@ def claim(run: Run) -> None:
     command = f"# python train.py --config-dir '{run.directory}/.hydra' --config-name config\n"
     defaults = {"defaults": ["schema", {"hydra": "default"}, "_self_"]}
     text = yaml.safe_dump(defaults) + yaml.safe_dump(config, sort_keys=False)
-    write_atomically(run.directory / ".hydra" / "config.yaml", header + command + text)
+    write_atomically(config_file(run.directory), header + command + text)
     write_atomically(run.directory / ".hydra" / "overrides.yaml", yaml.safe_dump(run.overrides))
     write_result(run, {"status": "running"})
 

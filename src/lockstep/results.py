@@ -7,11 +7,14 @@ import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 Result = dict[str, Any]
+DONE = ("finished", "pruned")
+"""Statuses of a run that has nothing left to do."""
 
 
 def read_result(path: Path) -> Result:
@@ -26,11 +29,18 @@ def read_result(path: Path) -> Result:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write beside the file, then rename: a reader sees the old text or the new one."""
+    """A reader sees the old text or the new one."""
+    with replacing(path) as temporary:
+        temporary.write_text(text)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside ``path`` to write to: it takes that name when it is whole, else it goes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text)
+        yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from lockstep.config import Config, as_config
 from lockstep.errors import UsageError
 from lockstep.results import read_result
+from lockstep.rundir import config_file
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ def newest_checkpoint(directory: Path) -> Path | None:
 def config_of(source: Path) -> Path:
     """Where the config of a run lies; ``source`` is its directory, or one of its checkpoints."""
     run = source if source.is_dir() else source.resolve().parent.parent
-    path = run / ".hydra" / "config.yaml"
+    path = config_file(run)
     if not path.is_file():
         raise UsageError(
             f"A checkpoint must lie in the checkpoints/ of its run, whose settings are in {path}; "
@@ -100,7 +101,7 @@ def resumed_config(composed: DictConfig, overrides: Iterable[str], directory: Pa
     Raises `UsageError` for a directory without a run, a run that has nothing left to do, and an
     override that would make it another run.
     """
-    path = directory / ".hydra" / "config.yaml"
+    path = config_file(directory)
     if not path.exists():
         raise UsageError(
             f"resume must name the directory of a run; {directory} holds none (no {path.name} in "

@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ from lockstep.callbacks.prune import PruneTrial, pruning
 from lockstep.callbacks.resume_state import ResumeState
 from lockstep.callbacks.step_clock import StepClock
 from lockstep.callbacks.stop_together import StopTogether
-from lockstep.checkpoints import load_weights
 from lockstep.data import DataModule
 from lockstep.devices import cores
 from lockstep.errors import UsageError
@@ -37,6 +37,7 @@ from lockstep.randomness import seed_everything
 from lockstep.record import Run
 from lockstep.results import has_objective
 from lockstep.signals import stop
+from lockstep.trained import load_module
 
 
 def quiet_lightning() -> None:
@@ -80,7 +81,7 @@ def build_here(run: Run) -> Built:
     built = build(run, [*guards, *pruning(run)])
     trim(built.trainer, built.module)
     if run.config.init_from is not None and run.checkpoint is None:
-        load_weights(built.module, run.config.init_from)
+        load_module(built.module, Path(run.config.init_from))
     return built
 
 

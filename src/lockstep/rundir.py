@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -61,6 +60,11 @@ def job_directory(*, _root_: DictConfig) -> str:
     return str(next_number(Path(_root_.hydra.sweep.dir)))
 
 
+def config_file(run: Path) -> Path:
+    """The resolved config of a run; where there is none, no run has begun."""
+    return run / ".hydra" / "config.yaml"
+
+
 def next_number(sweep: Path) -> int:
     """Above all jobs of a sweep, with those that have a directory and nothing in it yet."""
     given = (path.name for path in sweep.iterdir() if path.is_dir())
@@ -84,17 +88,17 @@ def _newest(root: str, pattern: str, key: str) -> Path:
     return results[-1].parent
 
 
-def run_name(environ: Mapping[str, str] = os.environ, sweep: bool = False) -> str:
+def run_name(sweep: bool = False) -> str:
     """``<date>/<time>-<id>``, drawn once by rank 0; under srun ``slurm/<job>.<step>``, so that a
     requeued job finds its directory again."""
     from lockstep.hosts.meeting import from_rank_zero, meeting, under_torchrun
 
-    if under_torchrun(environ):
+    if under_torchrun():
         # Ranks start in different seconds, on machines with different clocks: rank 0's name holds,
         # and through torchrun's restarts its first one.
         return from_rank_zero("run_name", lambda: meeting().first("run_name", _drawn()))
-    if "SLURM_STEP_ID" in environ and not (sweep and environ.get("SLURM_NTASKS") == "1"):
-        return f"slurm/{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
+    if "SLURM_STEP_ID" in os.environ and not (sweep and os.environ.get("SLURM_NTASKS") == "1"):
+        return f"slurm/{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
     return _drawn()
 
 

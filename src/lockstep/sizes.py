@@ -14,7 +14,6 @@ class BatchSizes:
 
     global_: int
     per_process: int
-    eval_global: int
     eval_per_process: int
     effective: int
     """Samples per optimizer step: the global batch times the micro-steps accumulated."""
@@ -40,7 +39,6 @@ def batch_sizes(data: DataConfig, world_size: int, accumulated: int = 1) -> Batc
     return BatchSizes(
         global_=size,
         per_process=size // world_size,
-        eval_global=evaluation,
         eval_per_process=-(-evaluation // world_size),
         effective=size * accumulated,
     )

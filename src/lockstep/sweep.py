@@ -18,7 +18,7 @@ from typing_extensions import override
 from lockstep.errors import UsageError, one_line
 from lockstep.plan import not_started
 from lockstep.processes import context
-from lockstep.results import Result, read_result
+from lockstep.results import DONE, Result, read_result
 
 IN_TURN = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 """Hydra's launcher that runs the jobs from this process, one after the other."""
@@ -123,7 +123,7 @@ def _by_number(name: str) -> tuple[int, str]:
 
 def _line(name: str, result: Result) -> str:
     overrides = " ".join(result.get("overrides", []))
-    if result["status"] in ("finished", "pruned"):
+    if result["status"] in DONE:
         metrics, objective = result["metrics"], result.get("objective")
         first = objective[0] if isinstance(objective, list) else objective
         wanted = (first, "test/loss", "val/loss", *metrics)

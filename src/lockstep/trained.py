@@ -34,8 +34,10 @@ def checkpoint_of(source: Path) -> Path:
 
 
 def load_module(module: nn.Module, checkpoint: Path) -> None:
-    """Put a checkpoint's ``state_dict`` into the module that it is of; else `UsageError`."""
-    _load(module, read_checkpoint(checkpoint).get("state_dict", {}), checkpoint)
+    """Put a checkpoint's ``state_dict``, or a file that is one, into the module that it is of;
+    else `UsageError`."""
+    state = read_checkpoint(checkpoint)
+    _load(module, state.get("state_dict", state), checkpoint)
 
 
 def load_network(network: nn.Module, checkpoint: Path) -> None:
@@ -50,9 +52,9 @@ def _load(module: nn.Module, held: Mapping[str, Any], checkpoint: Path) -> None:
     differ = differences(module.state_dict(), held)
     if differ:
         raise UsageError(
-            f"{checkpoint} must hold the weights of this run's network; {len(differ)} of its keys "
+            f"{checkpoint} must hold the weights of this model; {len(differ)} of its keys "
             f"differ, the first are: {'; '.join(differ[:SHOWN])}. Name a checkpoint of the same "
-            "run, or leave out overrides of the model."
+            "model, or leave out overrides of the model."
         )
     module.load_state_dict(held)
 

@@ -45,9 +45,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 def check_config(config: Mapping[str, Any]) -> None:
     """Refuse targets that are not allowed; raises `UsageError`."""
-    for key, value in _leaves(config, ""):
-        if key.rpartition(".")[2] == "_target_":
-            check_target(str(value), key)
+    for key, name in targets(config):
+        check_target(name, key)
 
 
 def check_target(name: str, key: str = "_target_") -> None:
@@ -69,8 +68,8 @@ def check_objects(config: object) -> None:
 
     Imports what the targets name; one that is not there is left to whoever calls it.
     """
-    for name in targets(config):
-        check_target(name)
+    for key, name in targets(config):
+        check_target(name, key)
         try:
             _check_home(resolve_name(name), name)
         except (ImportError, AttributeError):
@@ -85,11 +84,11 @@ def _check_home(found: object, name: str) -> None:
     check_target(f"{home}.{getattr(found, '__qualname__', '')}", f"_target_={name}")
 
 
-def targets(config: object) -> Iterator[str]:
-    """All of a config's ``_target_``, at any depth."""
-    yield from (
-        str(value) for key, value in _leaves(config, "") if key.rpartition(".")[2] == "_target_"
-    )
+def targets(config: object) -> Iterator[tuple[str, str]]:
+    """All of a config's ``_target_``, at any depth: the key, and what it names."""
+    for key, value in _leaves(config, ""):
+        if key.rpartition(".")[2] == "_target_":
+            yield key, str(value)
 
 
 def _is_allowed(name: str) -> bool:

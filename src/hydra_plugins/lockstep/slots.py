@@ -48,16 +48,21 @@ class SlotsLauncher(Launcher):
 
         jobs = [Job(initial_job_idx + i, list(each)) for i, each in enumerate(job_overrides)]
         waiting = iter(jobs)
-        self.schedule().run(lambda: next(waiting, None), lambda _: None, total=len(jobs))
+        self.schedule(lambda: next(waiting, None), lambda _: None).run(len(jobs))
         return [job.result for job in jobs]
 
     def search(
         self, ask: "Callable[[], Job | None]", tell: "Callable[[Job], None]", total: int
     ) -> None:
         """Run the jobs of a sweeper that decides on the next when it has seen others' results."""
-        self.schedule().run(ask, tell, total, ahead=1)
+        self.schedule(ask, tell, ahead=1).run(total)
 
-    def schedule(self) -> "Schedule":
+    def schedule(
+        self,
+        ask: "Callable[[], Job | None]",
+        tell: "Callable[[Job], None]",
+        ahead: int | None = None,
+    ) -> "Schedule":
         from lockstep.errors import UsageError
         from lockstep.slots.schedule import Schedule
 
@@ -68,4 +73,5 @@ class SlotsLauncher(Launcher):
             )
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
-        return Schedule(self.config, self.hydra_context, self.task_function, self.slots)
+        where = (self.config, self.hydra_context, self.task_function, self.slots)
+        return Schedule(*where, ask, tell, ahead)

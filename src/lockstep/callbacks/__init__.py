@@ -1,1 +1,2 @@
-"""Callbacks, one idea a file. The guards and the clock are in every run; the rest is config."""
+"""Callbacks, one idea a file. `lockstep.run.build_here` puts some into every
+run; the rest is config."""

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from lockstep.group import gather
 from lockstep.randomness import random_state, set_random_state
+from lockstep.traffic import gradient_bytes, through_ring
 
 ROUNDS = 10
-
-
-def gradient_bytes(module: nn.Module) -> int:
-    """Of all gradients of one backward pass."""
-    trained = [item for item in module.parameters() if item.requires_grad]
-    return sum(item.numel() * item.element_size() for item in trained)
 
 
 class ExchangeCost(Callback):
@@ -52,7 +47,7 @@ class ExchangeCost(Callback):
         if isinstance(model, DistributedDataParallel) and self._batch is not None:
             if getattr(trainer.strategy, "exchanges_in_backward", True):
                 self._seconds = self._measure(trainer, pl_module, model)
-            ring = 2 * (trainer.world_size - 1) / trainer.world_size * gradient_bytes(pl_module)
+            ring = through_ring(gradient_bytes(pl_module), trainer.world_size)
             self._bytes = round(told() if told else ring)
         self._batch = None
 
@@ -74,9 +69,10 @@ class ExchangeCost(Callback):
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         vars(module)["log"] = lambda *_, **__: None  # these steps belong to no epoch
         try:
-            pairs = [(self._step(trainer, model, True), self._step(trainer, model, False))]
-            for _ in range(ROUNDS):
-                pairs.append((self._step(trainer, model, True), self._step(trainer, model, False)))
+            pairs = [
+                (self._step(trainer, model, True), self._step(trainer, model, False))
+                for _ in range(1 + ROUNDS)  # the first warms up
+            ]
         finally:
             del vars(module)["log"]
             model.zero_grad(set_to_none=True)
@@ -90,12 +86,9 @@ class ExchangeCost(Callback):
         model.zero_grad(set_to_none=True)
         torch.distributed.barrier()
         started = time.perf_counter()
-        model.require_backward_grad_sync = exchange
-        try:
+        with nullcontext() if exchange else model.no_sync():
             output: Any = trainer.strategy.training_step(self._batch, 0)
             (output["loss"] if isinstance(output, dict) else output).backward()
-        finally:
-            model.require_backward_grad_sync = True
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return time.perf_counter() - started

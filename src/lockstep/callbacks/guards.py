@@ -8,7 +8,6 @@ import math
 from dataclasses import asdict
 
 import torch
-import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -17,6 +16,7 @@ from lockstep.config import Config
 from lockstep.data.sharding import share_of_data
 from lockstep.epoch_mean import keep_sums_precise
 from lockstep.errors import UsageError
+from lockstep.group import gather
 from lockstep.placement import Placement
 from lockstep.randomness import seed_everything
 
@@ -35,12 +35,8 @@ class PeerCheck(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            actual, digests = 1, [self._digest]
-        else:
-            actual = torch.distributed.get_world_size()
-            digests = [""] * actual
-            torch.distributed.all_gather_object(digests, self._digest)
+        digests = gather(self._digest)
+        actual = len(digests)
         if actual != self._world_size or trainer.world_size != self._world_size:
             raise RuntimeError(
                 f"{self._world_size} processes were planned, but {actual} joined the process group "

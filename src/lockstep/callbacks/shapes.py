@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
+from lockstep.group import gather
 from lockstep.strategies.replicas import current_replica
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Shapes(Callback):
             for _, size, output in self._outside
         ]
         self._inside, self._outside = [], []
-        texts = _of_all_ranks("\n".join(lines), trainer.world_size)
+        texts = gather("\n".join(lines))
         if trainer.is_global_zero:
             log.info("\n".join([f"batch {batch_idx}", *texts]))
 
@@ -74,11 +74,3 @@ def _sizes(inputs: tuple[Tensor, ...], output: Tensor) -> Seen:
     replica = current_replica()
     where = "" if replica is None else f"replica {replica}"
     return where, list(inputs[0].shape), list(output.shape)
-
-
-def _of_all_ranks(text: str, world_size: int) -> list[str]:
-    if world_size == 1:
-        return [text]
-    texts = [""] * world_size
-    torch.distributed.all_gather_object(texts, text)
-    return texts

@@ -41,9 +41,7 @@ def on_this_machine(accelerator: str, count: int, timeout_s: float) -> Finding:
     said = mp.get_context("spawn").SimpleQueue()
     arguments = (count, store.port, accelerator, timeout_s, said)
     try:
-        start_processes(  # type: ignore[no-untyped-call]
-            _rank, arguments, count, start_method="spawn"
-        )
+        start_processes(_rank, arguments, count, start_method="spawn")  # type: ignore[no-untyped-call]
     except (ProcessRaisedException, ProcessExitedException) as error:
         return failed(count, error)
     return Finding("all-reduce", said.get())

@@ -16,6 +16,7 @@ from lockstep.errors import UsageError
 
 SHM = Path("/dev/shm")
 LEAST_SHM_BYTES = 256 * 2**20
+REACH_S = 3.0
 """Docker gives 64 MiB, which loader processes and NCCL's ranks of one machine soon fill."""
 TORCHRUN_PORTS = {29400: "torchrun --rdzv-backend=c10d", 29500: "torchrun --master-port"}
 """Where they meet unless told otherwise."""
@@ -127,13 +128,13 @@ def ports(wanted: Mapping[int, str]) -> Iterator[Finding]:
             yield Finding("ports", f"{port} ({user}) is free")
 
 
-def reach(endpoint: str, timeout_s: float = 3) -> Finding:
+def reach(endpoint: str) -> Finding:
     """Does somebody listen at ``HOST:PORT``? torchrun itself asks for minutes before it says no."""
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 2**16:
         raise UsageError(f"--reach must be HOST:PORT, as of --rdzv-endpoint; got {endpoint!r}.")
     try:
-        socket.create_connection((host, int(port)), timeout=timeout_s).close()
+        socket.create_connection((host, int(port)), timeout=REACH_S).close()
     except OSError as error:
         return Finding(
             "reach",

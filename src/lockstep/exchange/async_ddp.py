@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lockstep.errors import UsageError
 from lockstep.exchange.local_steps import LocalStepsStrategy, trained
-from lockstep.exchange.traffic import size_of, through_ring
+from lockstep.traffic import size_of, through_ring
 
 
 class AsyncDDPStrategy(LocalStepsStrategy):
@@ -92,12 +92,7 @@ class AsyncDDPStrategy(LocalStepsStrategy):
     def _drain(self, model: Any) -> None:
         """Apply what is outstanding, with the clipping that every step has."""
         (optimizer,) = self.optimizers
-
-        def only_put() -> None:
-            self._put(optimizer)
-            return
-
-        super().optimizer_step(optimizer, only_put, model)
+        super().optimizer_step(optimizer, lambda: self._put(optimizer), model)
         self._sum = None
 
     def _put(self, optimizer: Optimizer) -> None:

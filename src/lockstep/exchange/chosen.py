@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.errors import UsageError
+from lockstep.errors import UsageError, did_you_mean
 from lockstep.exchange.async_ddp import AsyncDDPStrategy
 from lockstep.exchange.hooked_ddp import HookedDDPStrategy
 from lockstep.exchange.local_sgd import LocalSGDStrategy
@@ -49,11 +48,9 @@ def strategy_class(name: str, options: Mapping[str, Any]) -> type[ExactDDPStrate
                 f"strategy.options.{key} works with trainer.strategy=ddp; {name} has its own way "
                 f"of exchanging. Remove it, or use strategy=ddp."
             )
-        near = get_close_matches(key, known, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]}?" if near else ""
         raise UsageError(
-            f"strategy.options.{key} is no option of trainer.strategy={name}.{hint} "
-            f"There are: {', '.join(sorted(told))}."
+            f"strategy.options.{key} is no option of trainer.strategy={name}."
+            f"{did_you_mean(key, known)} There are: {', '.join(sorted(told))}."
         )
     return chosen
 

@@ -8,8 +8,8 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from lockstep.exchange.hooks import hook_of
-from lockstep.exchange.traffic import size_of, through_ring
 from lockstep.strategies.exact_ddp import ExactDDPStrategy
+from lockstep.traffic import gradient_bytes, through_ring
 
 
 class HookedDDPStrategy(ExactDDPStrategy):
@@ -32,8 +32,8 @@ class HookedDDPStrategy(ExactDDPStrategy):
     def bytes_per_step(self) -> float:
         """That each link of the ring moves; the hooks send two bytes a number."""
         assert self.lightning_module is not None
-        trained = [item for item in self.lightning_module.parameters() if item.requires_grad]
-        return through_ring(size_of(trained, 2 if self._hook else None), self.world_size)
+        payload = gradient_bytes(self.lightning_module, 2 if self._hook else None)
+        return through_ring(payload, self.world_size)
 
     @override
     def _register_ddp_hooks(self) -> None:

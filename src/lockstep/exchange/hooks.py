@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any
 
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
@@ -11,7 +10,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     fp16_compress_hook,
 )
 
-from lockstep.errors import UsageError
+from lockstep.errors import UsageError, did_you_mean
 
 Hook = Callable[[Any, Any], Any]
 HOOKS: dict[str, tuple[Any, Hook]] = {
@@ -27,10 +26,9 @@ def hook_of(name: str | None, options: dict[str, Any]) -> tuple[Any, Hook] | Non
     """State and hook; None: DDP's own all-reduce. Raises `UsageError` for what there is not."""
     if name is not None and name not in HOOKS:
         known = [*HOOKS, "power_sgd"]
-        near = get_close_matches(str(name), known, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]}?" if near else ""
         raise UsageError(
-            f"strategy.options.hook must be one of {', '.join(known)} or null; got {name!r}.{hint}"
+            f"strategy.options.hook must be one of {', '.join(known)} or null; got {name!r}."
+            f"{did_you_mean(name, known)}"
         )
     if options:
         raise UsageError(

@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from lockstep.errors import UsageError
 from lockstep.exchange.local_steps import LocalStepsStrategy, mean_over_ranks
-from lockstep.exchange.traffic import size_of, through_ring
 from lockstep.group import gather
+from lockstep.traffic import size_of, through_ring
 
 
 class LocalSGDStrategy(LocalStepsStrategy):

@@ -8,8 +8,8 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from lockstep.exchange.traffic import size_of
 from lockstep.strategies.exact_ddp import ExactDDPStrategy
+from lockstep.traffic import gradient_bytes
 
 SERVER = 0
 
@@ -56,8 +56,7 @@ class ParameterServerStrategy(ExactDDPStrategy):
     def bytes_per_step(self) -> float:
         """That rank 0 receives and sends."""
         assert self.lightning_module is not None
-        trained = [item for item in self.lightning_module.parameters() if item.requires_grad]
-        return 2 * (self.world_size - 1) * size_of(trained)
+        return 2 * (self.world_size - 1) * gradient_bytes(self.lightning_module)
 
     @override
     def _register_ddp_hooks(self) -> None:

@@ -11,8 +11,8 @@ from typing_extensions import override
 from lockstep.errors import UsageError
 from lockstep.exchange.power_sgd import PowerSGD, power_sgd_hook
 from lockstep.exchange.saved import SavedExchangeStrategy
-from lockstep.exchange.traffic import through_ring
 from lockstep.group import gather
+from lockstep.traffic import through_ring
 
 
 class PowerSGDStrategy(SavedExchangeStrategy):

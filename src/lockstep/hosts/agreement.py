@@ -25,6 +25,7 @@ from lockstep.hosts.meeting import (
 from lockstep.record import Run
 from lockstep.results import code_version
 from lockstep.resume import flat, newest_checkpoint
+from lockstep.rundir import config_file
 
 VISIBLE_S = 5.0
 """A network file system may show a new file this late."""
@@ -41,7 +42,7 @@ def restarted(directory: Path) -> bool:
         met = meeting()
         first = met.first("directory", f"{met.token} {directory.resolve()}")
         token, _, before = first.partition(" ")
-        began = (directory / ".hydra" / "config.yaml").exists()
+        began = config_file(directory).exists()
         return str(token != met.token and before == str(directory.resolve()) and began)
 
     return from_rank_zero("restarted", decide) == "True"

@@ -14,7 +14,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -69,10 +69,10 @@ class Meeting:
 _held: list[Meeting] = []
 
 
-def under_torchrun(environ: Mapping[str, str] = os.environ) -> bool:
+def under_torchrun() -> bool:
     """This process is one rank of several that torchrun started."""
-    known = {"TORCHELASTIC_RUN_ID", "RANK", "MASTER_ADDR", "MASTER_PORT"} <= environ.keys()
-    return known and int(environ.get("WORLD_SIZE", "1")) > 1
+    known = {"TORCHELASTIC_RUN_ID", "RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    return known and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def meeting(patience_s: float = PATIENCE_S) -> Meeting:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
+
+from lockstep.history import read_rows
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +91,10 @@ class CsvLogger(Logger):
         after that is logged again."""
         if not self.path.exists():
             return
-        self._rows = [row for row in _rows_of(self.path) if row["step"] < step] + self._rows
+        rows, cut = read_rows(self.path)
+        if cut is not None:
+            log.warning("line %d of %s was cut: the history ends before it", cut, self.path)
+        self._rows = [row for row in rows if row["step"] < step] + self._rows
         self._started -= max((row["seconds"] for row in self._rows), default=0.0)
         self._columns = list(FIXED)  # the next write finds new columns, and rewrites the file
 
@@ -112,22 +117,3 @@ class CsvLogger(Logger):
             self._end = file.tell()
             writer.writerows(rows[final:])
         self._final = final
-
-
-def _rows_of(path: Path) -> Iterator[dict[str, Any]]:
-    """As they were logged, up to the first line that a full disk or a kill has cut."""
-    with path.open(newline="") as file:
-        for number, row in enumerate(csv.DictReader(file), start=2):
-            try:
-                values = _typed(row)
-                values["step"], values["seconds"]
-            except (KeyError, TypeError, ValueError):
-                log.warning("line %d of %s was cut: the history ends before it", number, path)
-                return
-            yield values
-
-
-def _typed(row: dict[str, str]) -> dict[str, Any]:
-    """A row as it was logged; what a column was not logged for is left out."""
-    values: dict[str, Any] = {name: float(text) for name, text in row.items() if text != ""}
-    return values | {name: int(values[name]) for name in ("step", "epoch") if name in values}

@@ -11,12 +11,11 @@ import time
 from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli import readable_errors
-from lockstep.errors import RunFailed, UsageError
+from lockstep.errors import RunFailed, UsageError, did_you_mean
 from lockstep.parity.trial import Trial
 from lockstep.placement import STRATEGIES
 
@@ -65,10 +64,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def strategies(text: str) -> list[str]:
     for name in text.split(","):
         if name not in STRATEGIES:
-            near = get_close_matches(name, STRATEGIES, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]}?" if near else ""
             known = ", ".join(STRATEGIES)
-            raise ArgumentTypeError(f"must be names of {known}; got {name!r}.{hint}")
+            near = did_you_mean(name, STRATEGIES)
+            raise ArgumentTypeError(f"must be names of {known}; got {name!r}.{near}")
     return list(dict.fromkeys(text.split(",")))
 
 

@@ -57,13 +57,13 @@ class Difference:
 
 
 def read_record(directory: Path) -> Record:
-    """The record of a finished run that had `lockstep.callbacks.trace.Trace`."""
-    trace = torch.load(directory / "trace.pt", map_location="cpu", weights_only=True)
+    """The record of a finished run that had `lockstep.parity.recording.Recording`."""
+    recorded = torch.load(directory / "recording.pt", map_location="cpu", weights_only=True)
     result = read_result(directory / "result.json")
     metrics = {
         name: torch.tensor(value, dtype=torch.float64) for name, value in result["metrics"].items()
     }
-    return Record(**trace, metrics=metrics, world_size=result["world_size"])
+    return Record(**recorded, metrics=metrics, world_size=result["world_size"])
 
 
 def difference(reference: Record, other: Record) -> Difference:

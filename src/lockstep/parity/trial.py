@@ -61,8 +61,8 @@ class Trial:
         config.trainer.strategy, config.trainer.devices = strategy, devices
         if strategy in WITHOUT_OPTIONS:
             config.strategy.options = {}
-        config.callbacks.trace = {
-            "_target_": "lockstep.parity.trace.Trace",
+        config.callbacks.parity = {
+            "_target_": "lockstep.parity.recording.Recording",
             "directory": str(directory),
         }
         places = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from typing_extensions import override
 
 from lockstep.data import DataModule
 from lockstep.errors import UsageError, one_line
+from lockstep.history import read_history
 from lockstep.loggers.csv import CsvLogger
 from lockstep.pictures.samples import Samples
 from lockstep.pictures.send import send
@@ -111,16 +111,15 @@ class Pictures(Callback):
 def history_of(trainer: Trainer) -> dict[str, list[tuple[int, float]]]:
     """Metric -> (step, value) pairs, from ``metrics.csv``, which also has what came before a
     resume; empty without a `CsvLogger`."""
-    history: dict[str, list[tuple[int, float]]] = {}
     for logger in trainer.loggers:
         if isinstance(logger, CsvLogger):
             logger.flush()
-            with logger.path.open(newline="") as file:
-                for row in csv.DictReader(file):
-                    for name, value in row.items():
-                        if "/" in name and value:
-                            history.setdefault(name, []).append((int(row["step"]), float(value)))
-    return history
+            return {
+                name: [(step, value) for step, _, value in points]
+                for name, points in read_history(logger.path).items()
+                if "/" in name
+            }
+    return {}
 
 
 def classes_of(trainer: Trainer) -> Sequence[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import sys
 from collections.abc import Iterable
@@ -13,10 +12,10 @@ from typing import Any
 import yaml
 
 from lockstep.errors import UsageError
+from lockstep.history import History, read_history
 from lockstep.plan import GOING_ON, not_started, split_override
-from lockstep.results import Result, read_result
+from lockstep.results import DONE, Result, read_result
 
-History = dict[str, list[tuple[int, float, float]]]
 """Metric -> its (step, seconds, value)."""
 
 
@@ -36,7 +35,7 @@ class Job:
     @property
     def measured(self) -> bool:
         """It ended as it should: finished, or pruned by a search."""
-        return self.result.get("status") in ("finished", "pruned")
+        return self.result.get("status") in DONE
 
     @property
     def devices(self) -> int:
@@ -105,27 +104,6 @@ def read_job(directory: Path, top: Path) -> Job:
 def _given(directory: Path) -> list[str]:
     path = directory / ".hydra" / "overrides.yaml"
     return list(yaml.safe_load(path.read_text()) or []) if path.exists() else []
-
-
-def read_history(path: Path) -> History:
-    """The columns of a ``metrics.csv``, up to the first line that was cut; empty when there is
-    none."""
-    history: History = {}
-    if not path.exists():
-        return history
-    with path.open(newline="") as file:
-        lines = csv.reader(file)
-        header = next(lines, [])
-        for line in lines:
-            try:
-                row = dict(zip(header, line, strict=True))
-                step, seconds = int(row.pop("step")), float(row.pop("seconds"))
-                values = {name: float(text) for name, text in row.items() if text}
-            except (ValueError, KeyError):
-                break
-            for name in values.keys() - {"epoch"}:
-                history.setdefault(name, []).append((step, seconds, values[name]))
-    return history
 
 
 def varied_keys(jobs: list[Job]) -> list[str]:

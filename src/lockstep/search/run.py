@@ -85,7 +85,7 @@ class Search:
             raise UsageError("hydra.sweeper.pruner needs one objective. Use pruner=null.")
         make_pruner(options["pruner"], options["pruner_options"])  # refused now, not in a run
         self._check(directions)
-        resume = _told(overrides, "sweep.resume") is not None
+        resume = self.config.sweep.resume is not None
         sampler = make_sampler(options["sampler"], options["sampler_options"], options["seed"])
         self.study = open_study(self.directory, directions, self.space, sampler, resume)
         # The same seed again would draw the first trials again.
@@ -167,8 +167,3 @@ class Search:
 def _line(best: dict[str, Any]) -> str:
     values = ", ".join(f"{value:.6g}" for value in best["values"])
     return f"best: #{best['number']}  {values}\n  {best['command']}"
-
-
-def _told(overrides: Sequence[str], key: str) -> str | None:
-    values = [item.partition("=")[2] for item in overrides if item.partition("=")[0] == key]
-    return values[-1] if values else None

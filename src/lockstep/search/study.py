@@ -43,35 +43,31 @@ PRUNED = "pruned"
 
 
 def make_sampler(name: str, options: Mapping[str, Any], seed: int) -> BaseSampler:
-    sampler: BaseSampler = _named("sampler", SAMPLERS, name)({**options, "seed": seed})
+    sampler: BaseSampler = _made("sampler", SAMPLERS, name, {**options, "seed": seed})
     return sampler
 
 
 def make_pruner(name: str | None, options: Mapping[str, Any]) -> BasePruner:
     if name is None:
         return optuna.pruners.NopPruner()
-    pruner: BasePruner = _named("pruner", PRUNERS, name)(options)
+    pruner: BasePruner = _made("pruner", PRUNERS, name, options)
     return pruner
 
 
-def _named(kind: str, known: Mapping[str, Any], name: str) -> Any:
+def _made(kind: str, known: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> Any:
     if name not in known:
         raise UsageError(
             f"hydra.sweeper.{kind} must be one of {', '.join(known)}"
             f"{' or null' if kind == 'pruner' else ''}; got {name!r}."
         )
-
-    def make(options: Mapping[str, Any]) -> Any:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ExperimentalWarning)
-                return known[name](**options)
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"hydra.sweeper.{kind}_options must fit optuna's {known[name].__name__}: {error}"
-            ) from None
-
-    return make
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            return known[name](**options)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"hydra.sweeper.{kind}_options must fit optuna's {known[name].__name__}: {error}"
+        ) from None
 
 
 def open_study(

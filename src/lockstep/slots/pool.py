@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from lockstep.config import Config, TrainerConfig
-from lockstep.devices import available, cores, driver_gpus
+from lockstep.devices import available, cores, visible_gpus
 from lockstep.errors import UsageError
 from lockstep.placement import Placement, place
 
@@ -116,10 +115,6 @@ class Pool:
 
 
 def _names(accelerator: str, environ: Mapping[str, str]) -> list[str]:
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if accelerator == "gpu" and visible is not None:
-        names = [name.strip() for name in visible.split(",") if name.strip()]
-        known = driver_gpus() or sys.maxsize  # without NVIDIA's driver there is no number to check
-        return [n for n in names if not n.lstrip("-").isdigit() or 0 <= int(n) < known]
-    count = cores() if accelerator == "cpu" else available(accelerator, environ)
-    return [str(number) for number in range(count)]
+    if accelerator == "gpu" and (names := visible_gpus(environ)) is not None:
+        return names
+    return [str(number) for number in range(available(accelerator, environ))]

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lockstep.errors import RunFailed, UsageError
 from lockstep.processes import unchanged_process
 from lockstep.record import record_death, record_refusal
-from lockstep.results import read_result
+from lockstep.results import DONE, read_result
 from lockstep.rundir import next_number
 from lockstep.signals import leave_on_signals, stop
 from lockstep.slots.board import Board
@@ -47,7 +47,6 @@ class Job:
     demand: Demand | None = None
     slots: list[str] = field(default_factory=list)
     host: Host | None = None
-    started: float = 0.0
     result: JobReturn = field(default_factory=JobReturn)
 
     @property
@@ -56,17 +55,25 @@ class Job:
 
 
 class Schedule:
-    """Runs jobs from ``source`` and tells ``finished`` of each as it ends.
+    """Runs the jobs of ``source`` and tells ``finished`` of each as it ends.
 
     ``ahead`` jobs are taken from the source before the slots for them are free: with all of them
     the first that fits is started, a search wants to know the results first.
     """
 
     def __init__(
-        self, config: DictConfig, hydra_context: HydraContext, task: TaskFunction, slots: Any
+        self,
+        config: DictConfig,
+        hydra_context: HydraContext,
+        task: TaskFunction,
+        slots: Any,
+        source: Source,
+        finished: Callable[[Job], None],
+        ahead: int | None = None,
     ) -> None:
         self.config, self.hydra_context, self.task = config, hydra_context, task
-        self.asked = slots
+        self.asked, self.source, self.finished = slots, source, finished
+        self.ahead = ahead or LOOKED_AT
         self.directory = Path(config.hydra.sweep.dir).absolute()  # a job may change its own
         self.given: set[str] = set()
         """Directories of this command's jobs."""
@@ -75,23 +82,21 @@ class Schedule:
         self.running: list[Job] = []
         self.idle: list[Host] = []
 
-    def run(
-        self, source: Source, finished: Callable[[Job], None], total: int, ahead: int | None = None
-    ) -> None:
+    def run(self, total: int) -> None:
         with unchanged_process():
             leave_on_signals()
             stop.deferred = True  # to where nothing is half done: `_wait`
             with Board(total) as self.board, self._no_host_left():
-                self._start(source, finished, ahead)
+                self._start()
                 while self.running:
-                    self._wait(finished)
-                    self._start(source, finished, ahead)
+                    self._wait()
+                    self._start()
             stop.leave_if_asked()
 
-    def _start(self, source: Source, finished: Callable[[Job], None], ahead: int | None) -> None:
+    def _start(self) -> None:
         """Start every job that fits what is free, the earlier first."""
         while True:
-            job = self._next_that_fits(source, finished, ahead)
+            job = self._next_that_fits()
             if job is None:
                 return
             assert job.demand is not None
@@ -100,16 +105,14 @@ class Schedule:
             if not self.idle:
                 log_file = self.directory / "hosts.log"
                 self.idle.append(Host(self.hydra_context, self.task, log_file))
-            job.host, job.started = self.idle.pop(), time.monotonic()
+            job.host = self.idle.pop()
             assert job.config is not None
             job.host.start(job.config, pool.environment(job.slots, job.demand), job.directory)
             self.running.append(job)
             self.board.started(job.number, job.words, job.slots)
 
-    def _next_that_fits(
-        self, source: Source, finished: Callable[[Job], None], ahead: int | None
-    ) -> Job | None:
-        for job in self._candidates(source, ahead):
+    def _next_that_fits(self) -> Job | None:
+        for job in self._candidates():
             try:
                 pool = self._pool_of(job)
                 job.slots = pool.take(self._demand(job)) or []
@@ -117,19 +120,19 @@ class Schedule:
                 if isinstance(error, NoSuchSlots) and not self.running:
                     raise
                 self.waiting.remove(job)
-                self._refuse(job, error, finished)
+                self._refuse(job, error)
             if job.slots:
                 self.waiting.remove(job)
                 return job
         return None
 
-    def _candidates(self, source: Source, ahead: int | None) -> Iterator[Job]:
+    def _candidates(self) -> Iterator[Job]:
         """The jobs that wait, then new ones, each looked at only when it is needed."""
         yield from list(self.waiting)
-        while len(self.waiting) < (ahead or LOOKED_AT):
+        while len(self.waiting) < self.ahead:
             if self.pools and not any(pool.free for pool in self.pools.values()):
                 return
-            job = source()
+            job = self.source()
             if job is None:
                 return
             self.waiting.append(job)
@@ -151,12 +154,12 @@ class Schedule:
             self.board.slots = sum(pool.size for pool in self.pools.values())
         return self.pools[kind]
 
-    def _refuse(self, job: Job, error: Exception, finished: Callable[[Job], None]) -> None:
+    def _refuse(self, job: Job, error: Exception) -> None:
         if job.directory == Path():
             job.directory = self.directory / str(job.number)
         record_refusal(job.directory, job.overrides, str(error))
         log.error("#%d error: %s", job.number, error)
-        self._end(job, Ended(error=str(error), usage=True), finished)
+        self._end(job, Ended(error=str(error), usage=True))
 
     def _compose(self, job: Job) -> DictConfig:
         """The job's config, and its directory: decided here, where no two jobs decide at once."""
@@ -172,10 +175,9 @@ class Schedule:
         return config
 
     def _is_done(self, place: str) -> bool:
-        path = self.directory / place / "result.json"
-        return path.exists() and read_result(path)["status"] in ("finished", "pruned")
+        return read_result(self.directory / place / "result.json").get("status") in DONE
 
-    def _wait(self, finished: Callable[[Job], None]) -> None:
+    def _wait(self) -> None:
         """Until a job has ended, or for a moment."""
         by_handle: dict[Any, Job] = {}
         for job in self.running:
@@ -195,16 +197,16 @@ class Schedule:
                 self.idle.append(host)
             if ended.error is not None and not ended.usage:  # else it may be another job's
                 record_death(job.directory, job.overrides, ended.error)
-            self._end(job, ended, finished)
+            self._end(job, ended)
         self.board.tick()
 
-    def _end(self, job: Job, ended: Ended, finished: Callable[[Job], None]) -> None:
+    def _end(self, job: Job, ended: Ended) -> None:
         job.result.overrides = job.overrides
         job.result.status = JobStatus.COMPLETED if ended.error is None else JobStatus.FAILED
         error = UsageError if ended.usage else RunFailed
         job.result.return_value = ended.value if ended.error is None else error(ended.error)
         self.board.ended(job.number, job.words, ended.error, job.directory)
-        finished(job)
+        self.finished(job)
         job.config = None  # a long sweep would keep all of them; they are in files
 
     @contextmanager

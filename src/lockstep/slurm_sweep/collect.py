@@ -19,8 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 from lockstep.errors import RunFailed, UsageError
 from lockstep.processes import unchanged_process
 from lockstep.record import record_death, record_refusal
-from lockstep.results import Result, objective_value, read_result
-from lockstep.rundir import next_number
+from lockstep.results import DONE, Result, objective_value, read_result
+from lockstep.rundir import config_file, next_number
 from lockstep.signals import leave_on_signals
 from lockstep.slurm_sweep.queue import ENDED, cancel, states
 from lockstep.slurm_sweep.shape import Shape, check_options, shape_of
@@ -29,8 +29,6 @@ from lockstep.slurm_sweep.task import SweptRun
 from lockstep.sweep import compose_job
 
 log = logging.getLogger(__name__)
-
-GOOD = ("finished", "pruned")
 
 
 @dataclass
@@ -94,7 +92,7 @@ class Sweep:
                 record_refusal(where, job.overrides, str(error))
                 job.result.status, job.result.return_value = JobStatus.FAILED, error
                 continue
-            if self._goes_on(job) and self._result(job)["status"] in GOOD:
+            if self._goes_on(job) and self._result(job)["status"] in DONE:
                 log.info("#%d finished before in %s: skipped", job.number, job.directory)
                 self._end(job)
             else:
@@ -116,9 +114,7 @@ class Sweep:
         job.config = config
 
     def _goes_on(self, job: Job) -> bool:
-        return self.config.sweep.resume is not None and (
-            (job.directory / ".hydra" / "config.yaml").exists()
-        )
+        return self.config.sweep.resume is not None and config_file(job.directory).exists()
 
     def _submit(self, jobs: Sequence[Job], shape: Shape) -> None:
         runs = []
@@ -144,7 +140,7 @@ class Sweep:
             state = known.get(job.slurm)
             if state is not None and state not in ENDED:
                 continue
-            if self._result(job).get("status") in (*GOOD, "failed", "interrupted"):
+            if self._result(job).get("status") in (*DONE, "failed", "interrupted"):
                 self._end(job)
             elif job.seen_ended:
                 printed = self.directory / FOLDER / f"{job.slurm}_0_log.out"
@@ -161,7 +157,7 @@ class Sweep:
             self.waiting.remove(job)
         result = self._result(job)
         job.result.overrides, job.config = job.overrides, None
-        if result["status"] in GOOD:
+        if result["status"] in DONE:
             value = objective_value(result["objective"], result["metrics"])
             job.result.status, job.result.return_value = JobStatus.COMPLETED, value
             log.info("#%d %s; %d left", job.number, result["status"], len(self.waiting))

@@ -1,1 +1,1 @@
-"""Strategies that Lightning does not have. Importing one registers its name."""
+"""dp, which Lightning does not have, and what its ddp and ddp_spawn lack."""

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from typing import Literal
-
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from typing_extensions import override
-
-
-def start_method() -> Literal["forkserver", "spawn"]:
-    """The fork server has imported torch already; a spawned interpreter imports it again."""
-    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 class SpawnedEnvironment(LightningEnvironment):

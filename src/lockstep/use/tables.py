@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path
 
 from lockstep.errors import UsageError
+from lockstep.results import replacing
 
 WIDEST = 10_000
 """Columns; more is no table, and its header alone takes longer than its rows."""
@@ -28,14 +28,9 @@ def write_table(predictions: Path, output: Path) -> None:
     carry their keys. The first column is ``index``, the place in the data set. Numbers are those
     of the prediction's own precision, to the last bit. Raises `UsageError` above `WIDEST` columns.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_name(f"{output.name}.{os.getpid()}.tmp")
     writers = {".csv": _write_csv, ".parquet": _write_parquet, ".pt": _write_tensors}
-    try:
+    with replacing(output) as temporary:
         writers[output.suffix](predictions, temporary)
-        temporary.replace(output)
-    finally:
-        temporary.unlink(missing_ok=True)
     if not output.samefile(predictions):
         predictions.unlink()
 

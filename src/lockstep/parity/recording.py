@@ -28,8 +28,8 @@ READS = 4
 """Times that one sample is read; a coin that is tossed each time is missed once in eight runs."""
 
 
-class Trace(Callback):
-    """Write ``trace.pt``: the loss of each step, the last weights, and `traits`, from rank zero.
+class Recording(Callback):
+    """Write ``recording.pt`` from rank zero: each step's loss, the last weights, and `traits`.
 
     The loss of a step is the mean over ranks of what ``backward`` starts from, because DDP averages
     gradients: this mean is the function that the run really descends. It equals the loss of one
@@ -64,7 +64,7 @@ class Trace(Callback):
                 "weights": {name: part.detach() for name, part in pl_module.named_parameters()},
                 "traits": drawn | traits(trainer, pl_module),
             }
-            torch.save(written, Path(self.directory) / "trace.pt")
+            torch.save(written, Path(self.directory) / "recording.pt")
 
 
 def draws(dataset: Any) -> bool:

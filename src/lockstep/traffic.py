@@ -1,15 +1,20 @@
-"""Bytes that an exchange moves, as `lockstep.callbacks.exchange` tells them."""
+"""Bytes that an exchange moves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def size_of(tensors: Iterable[Tensor], element_size: int | None = None) -> int:
     """Bytes of all, or of as many numbers of ``element_size`` bytes."""
     return sum(item.numel() * (element_size or item.element_size()) for item in tensors)
+
+
+def gradient_bytes(module: nn.Module, element_size: int | None = None) -> int:
+    """Of all gradients of one backward pass; with ``element_size``, at as many bytes a number."""
+    return size_of((item for item in module.parameters() if item.requires_grad), element_size)
 
 
 def through_ring(payload: float, ranks: int) -> float:
