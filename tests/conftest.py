@@ -39,7 +39,7 @@ SMALL = [
 
 register()
 torch.set_num_threads(1)
-pytest.register_assert_rewrite("contract", "watching")
+pytest.register_assert_rewrite("contract", "left", "watching")
 
 
 @pytest.fixture(autouse=True)

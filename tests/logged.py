@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sqlite3
 import subprocess
@@ -10,18 +9,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from left import history
+
 Logged = dict[tuple[str, int], float]
 
 
 def from_csv(run: Path) -> Logged:
-    with (run / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    fixed = ("step", "seconds")
     return {
         (name, int(row["step"])): float(value)
-        for row in rows
+        for row in history(run)
         for name, value in row.items()
-        if name not in fixed and value != ""
+        if name != "step" and value != ""
     }
 
 

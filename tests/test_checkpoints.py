@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, Launch
+from left import assert_weights_equal, weights
 
 from lockstep.errors import RunFailed, UsageError
 
@@ -20,12 +21,6 @@ EAGER = "compile={backend: eager}"
 """Compiled as far as names and calls go, without a C++ compiler."""
 DDP2 = ["trainer.strategy=ddp", "trainer.devices=2"]
 PLAIN = {f"network.layers.{layer}.{part}" for layer in (0, 2, 4) for part in ("weight", "bias")}
-
-
-def state(directory: Path) -> dict[str, torch.Tensor]:
-    path = directory / "checkpoints" / "last.ckpt"
-    found: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["state_dict"]
-    return found
 
 
 @pytest.mark.parametrize(
@@ -41,9 +36,8 @@ def test_a_compiled_network_is_saved_by_its_plain_names(
 ) -> None:
     launch(*RUN, *where, directory=tmp_path / "plain")
     launch(*RUN, *where, *how, directory=tmp_path / "run")
-    assert state(tmp_path / "run").keys() == PLAIN
-    for name, weight in state(tmp_path / "plain").items():
-        assert torch.allclose(state(tmp_path / "run")[name], weight, rtol=1e-5, atol=1e-6), name
+    assert weights(tmp_path / "run").keys() == PLAIN
+    assert_weights_equal(weights(tmp_path / "run"), weights(tmp_path / "plain"))
 
 
 def test_a_run_goes_on_compiled_or_not(launch: Launch, tmp_path: Path) -> None:
@@ -55,8 +49,7 @@ def test_a_run_goes_on_compiled_or_not(launch: Launch, tmp_path: Path) -> None:
     origin = run / "checkpoints" / "last.ckpt"
     wrapped = ["model._target_=recording.CompiledModule", "optimizer.lr=0", f"init_from={origin}"]
     launch(*RUN, *wrapped, directory=tmp_path / "wrapped")
-    for name, weight in state(run).items():
-        assert torch.equal(state(tmp_path / "wrapped")[name], weight)
+    assert_weights_equal(weights(tmp_path / "wrapped"), weights(run), tolerance=0)
 
 
 def test_dp_refuses_what_was_compiled_in_place(launch: Launch) -> None:
@@ -80,10 +73,10 @@ def test_the_lines_in_the_docs_load_a_checkpoint_in_plain_torch(
     check = f"{lines}print(network(torch.ones(1, 10)).item())"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    weights = state(tmp_path)
+    state = weights(tmp_path)
     hidden = torch.ones(1, 10)
     for layer in (0, 2):
         name = f"network.layers.{layer}"
-        hidden = (hidden @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]).relu()
-    expected = hidden @ weights["network.layers.4.weight"].T + weights["network.layers.4.bias"]
+        hidden = (hidden @ state[f"{name}.weight"].T + state[f"{name}.bias"]).relu()
+    expected = hidden @ state["network.layers.4.weight"].T + state["network.layers.4.bias"]
     assert float(done.stdout) == pytest.approx(expected.item(), rel=1e-5)

@@ -11,7 +11,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from conftest import (
     ROOT,
@@ -22,6 +21,7 @@ from conftest import (
     environment,
     quick_and_slow,
 )
+from left import checkpoint
 from recording import global_batches, rows
 
 from lockstep.results import read_result
@@ -370,7 +370,7 @@ def test_a_signal_saves_a_checkpoint_and_ends_the_run_with_its_status(
     assert read_result(run / "result.json")["status"] == "interrupted"
     if where == "sweep":
         assert "  #1  not started  seed=2 " in text
-    step = torch.load(run / "checkpoints" / "interrupted.ckpt", weights_only=True)["global_step"]
+    step = checkpoint(run, "interrupted")["global_step"]
     assert step > 0
     trained = Counter(row["rank"] for row in rows(run) if row["stage"] == "train")
     assert trained == dict.fromkeys(range(1 if where == "auto" else 2), step), "at the same step"

@@ -15,12 +15,6 @@ pytestmark = pytest.mark.processes
 BATCH_NORM = ["data=indexed", "model=batch_norm", "optimizer=sgd", "optimizer.lr=1e-3"]
 
 
-def last(directory: Path) -> dict[str, torch.Tensor]:
-    path = directory / "checkpoints" / "last.ckpt"
-    state: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["state_dict"]
-    return state
-
-
 @pytest.mark.parametrize("devices", [2, 3])
 def test_ranks_of_ddp_tell_share_and_bytes(launch: Launch, devices: int) -> None:
     where = ["trainer.strategy=ddp", f"trainer.devices={devices}", "data.global_batch_size=12"]

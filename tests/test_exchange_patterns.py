@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import simulated
 import torch
 from conftest import Launch
 from counting import ranks_agree, traffic
+from left import checkpoint, flat, history, network_weights, weights
 
 RUN = [
     "data=indexed",
@@ -31,21 +31,15 @@ GRADIENTS = 4 * ((10 + 1) * 32 + (32 + 1) * 32 + 32 + 1)
 """Bytes of all gradients of `RUN`'s network."""
 
 
-def weights(directory: Path, name: str = "last") -> torch.Tensor:
-    state = torch.load(directory / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
-    return torch.cat([value.double().flatten() for key, value in state.items() if "network" in key])
-
-
 def apart(one: Path, other: Path) -> float:
     """The largest difference of two runs' last weights, relative to the largest weight."""
-    first, second = weights(one), weights(other)
+    first, second = flat(weights(one)), flat(weights(other))
     return float((first - second).abs().max() / second.abs().max())
 
 
 def validation_losses(directory: Path) -> dict[int, float]:
     """By the number of steps before."""
-    with (directory / "metrics.csv").open(newline="") as file:
-        table = [row for row in csv.DictReader(file) if row["val/loss"]]
+    table = [row for row in history(directory) if row["val/loss"]]
     assert len(table) == 6
     return {int(row["step"]) + 1: float(row["val/loss"]) for row in table}
 
@@ -116,9 +110,7 @@ def test_power_sgd_sends_thin_factors_and_is_resumed_as_it_was(
 def start(launch: Launch, tmp_path: Path) -> dict[str, torch.Tensor]:
     """The network before the first step."""
     launch(*RUN, "optimizer.lr=0", directory=tmp_path / "start")
-    path = tmp_path / "start" / "checkpoints" / "last.ckpt"
-    state = torch.load(path, weights_only=True)["state_dict"]
-    return {key.removeprefix("network."): v for key, v in state.items() if "network" in key}
+    return network_weights(tmp_path / "start")
 
 
 @pytest.mark.processes
@@ -142,7 +134,7 @@ def test_local_sgd_and_ddp_async_compute_what_plain_torch_computes(
         where = [*overrides, *more, f"trainer.devices={ranks}", COUNTED]
         launch(*RUN, *where, directory=tmp_path / name)
         oracle = expected[name].double()
-        difference = (weights(tmp_path / name) - oracle).abs().max() / oracle.abs().max()
+        difference = (flat(weights(tmp_path / name)) - oracle).abs().max() / oracle.abs().max()
         assert difference < 1e-6, name
         assert ranks_agree(tmp_path / name), name
         if moved is not None:
@@ -159,7 +151,7 @@ def test_a_single_process_is_plain_sgd_and_a_period_of_one_is_ddp(
     launch(*RUN, directory=tmp_path / "single")
     for name in ("local_sgd", "ddp_async"):
         launch(*RUN, f"strategy={name}", "trainer.devices=1", directory=tmp_path / name)
-        assert torch.equal(weights(tmp_path / name), weights(tmp_path / "single")), name
+        assert apart(tmp_path / name, tmp_path / "single") == 0, name
     each = ["strategy=local_sgd", "strategy.options.period=1", "trainer.devices=2"]
     launch(*RUN, *each, directory=tmp_path / "each")
     assert apart(tmp_path / "each", tmp_path / "single") < 1e-6
@@ -176,7 +168,7 @@ def test_a_run_stopped_between_two_exchanges_goes_on_as_it_was(
     launch(*run, *where, directory=tmp_path / "whole")
     with pytest.raises(SystemExit):
         launch(*run, *where, BREAK, directory=tmp_path / "cut")
-    saved = torch.load(tmp_path / "cut" / "checkpoints" / "interrupted.ckpt", weights_only=True)
+    saved = checkpoint(tmp_path / "cut", "interrupted")
     own = saved["exchange"]["state"].get("own") or []
     for name in own[0] if own else []:
         first, second = own[0][name], own[1][name]

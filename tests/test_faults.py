@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import (
     ROOT,
     SMALL,
@@ -22,6 +21,7 @@ from conftest import (
     processes_in,
     quick_and_slow,
 )
+from left import checkpoint
 
 from lockstep.errors import as_usage_error
 from lockstep.failures import end_left_behind
@@ -170,8 +170,7 @@ def test_a_disk_that_fills_up_while_saving_leaves_the_previous_checkpoint(
     last = run.log.read_text().strip().splitlines()[-1]
     assert re.search(r"error: .*ckpt.* cannot be written: File too large\.", last), last
     (directory,) = (path.parent for path in tmp_path.glob("outputs/*/*/result.json"))
-    checkpoint = torch.load(directory / "checkpoints" / "last.ckpt", weights_only=True)
-    assert checkpoint["epoch"] == 0
+    assert checkpoint(directory)["epoch"] == 0
     assert not list(directory.glob("**/*.tmp"))
     again = subprocess.run(
         [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT, Launch
+from left import assert_weights_equal, checkpoint, column, weights
 from recording import indexed
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
@@ -124,31 +124,6 @@ def run_of(launch: Launch, directories: Path) -> Callable[[str, str], Path]:
     return run
 
 
-def state_of(directory: Path, key: str = "state_dict") -> dict[str, Tensor]:
-    path = directory / "checkpoints" / "last.ckpt"
-    state: dict[str, Tensor] = torch.load(path, weights_only=True)[key]
-    return state
-
-
-def assert_weights_equal(
-    actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-6
-) -> None:
-    assert actual.keys() == expected.keys()
-    scale = max(weight.abs().max().item() for weight in expected.values())
-    for name, weight in expected.items():
-        difference = (actual[name].double() - weight.double()).abs().max().item()
-        assert difference <= tolerance * scale, f"{name}: {difference / scale:.1e}"
-
-
-def history(directory: Path) -> list[dict[str, str]]:
-    with (directory / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def column(directory: Path, name: str) -> list[float]:
-    return [float(row[name]) for row in history(directory) if row.get(name)]
-
-
 def by_hand() -> tuple[dict[str, Tensor], dict[str, Tensor], list[float]]:
     """The run of `MANY` in plain torch: average, weights, norms before clipping."""
     seed_everything(0)
@@ -171,9 +146,9 @@ def by_hand() -> tuple[dict[str, Tensor], dict[str, Tensor], list[float]]:
 
 def check_clip(directory: Path) -> None:
     assert min(column(directory, "train/grad_norm")) > CLIP
-    _, weights, _ = by_hand()
-    expected = {f"network.{name}": weight for name, weight in weights.items()}
-    assert_weights_equal(state_of(directory, "current_model_state"), expected)
+    _, last, _ = by_hand()
+    expected = {f"network.{name}": weight for name, weight in last.items()}
+    assert_weights_equal(weights(directory, "current_model_state"), expected)
 
 
 def check_accumulation(directory: Path) -> None:
@@ -182,16 +157,14 @@ def check_accumulation(directory: Path) -> None:
 
 
 def check_warm_up(directory: Path) -> None:
-    (scheduler,) = torch.load(directory / "checkpoints/last.ckpt", weights_only=True)[
-        "lr_schedulers"
-    ]
+    (scheduler,) = checkpoint(directory)["lr_schedulers"]
     assert scheduler["last_epoch"] == STEPS
 
 
 def check_average(directory: Path) -> None:
     average, _, _ = by_hand()
     expected = {f"network.{name}": weight for name, weight in average.items()}
-    assert_weights_equal(state_of(directory), expected)
+    assert_weights_equal(weights(directory), expected)
     # The last validation was the average's.
     network = MLP(10, 1, width=8)
     network.load_state_dict(average)
@@ -219,7 +192,7 @@ def check_norm(directory: Path) -> None:
 
 
 def check_recompute(directory: Path) -> None:
-    assert all("_checkpoint" not in name for name in state_of(directory))
+    assert all("_checkpoint" not in name for name in weights(directory))
 
 
 def check_timeline(directory: Path) -> None:
@@ -238,7 +211,7 @@ def check_device_stats(directory: Path) -> None:
 
 def check_bf16(directory: Path) -> None:
     is_true = "true" in directory.name
-    kinds = {weight.dtype for weight in state_of(directory).values()}
+    kinds = {weight.dtype for weight in weights(directory).values()}
     assert kinds == {torch.bfloat16 if is_true else torch.float32}
     # Sums of an epoch are not in bf16, which cannot count to 300.
     seen = read_result(directory / "result.json")["samples_seen"]
@@ -249,7 +222,7 @@ def check_bf16(directory: Path) -> None:
 
 
 def check_compile(directory: Path) -> None:
-    assert not any("_orig_mod" in name for name in state_of(directory))
+    assert not any("_orig_mod" in name for name in weights(directory))
 
 
 def check_nothing_more(directory: Path) -> None:
@@ -298,7 +271,7 @@ def test_a_feature_does_under_a_strategy_what_the_table_says(
         return
     single, directory = run_of(combination, "single"), run_of(combination, strategy)
     tolerance = 1e-6 if says == "same" else 0.02
-    assert_weights_equal(state_of(directory), state_of(single), tolerance)
+    assert_weights_equal(weights(directory), weights(single), tolerance)
     expected = column(single, "val/loss")
     assert column(directory, "val/loss") == pytest.approx(expected, rel=max(1e-5, tolerance))
     CHECKS[feature](directory)
@@ -326,11 +299,8 @@ def test_a_run_stopped_in_an_epoch_keeps_its_schedule_and_its_average(
     assert result["steps"] == STEPS
     assert Path(result["resumed_from"] or "").name == "interrupted.ckpt"
     for key in ("current_model_state", "state_dict"):
-        assert_weights_equal(state_of(stopped, key), state_of(reference, key))
-    rates = [
-        torch.load(run / "checkpoints/last.ckpt", weights_only=True)["lr_schedulers"]
-        for run in (stopped, reference)
-    ]
+        assert_weights_equal(weights(stopped, key), weights(reference, key))
+    rates = [checkpoint(run)["lr_schedulers"] for run in (stopped, reference)]
     assert rates[0][0]["_last_lr"] == pytest.approx(rates[1][0]["_last_lr"], abs=1e-15)
 
 
@@ -417,8 +387,7 @@ def test_a_schedule_of_torch_that_takes_total_steps_is_told_and_stepped(launch: 
     own = ["scheduler=warmup", "~scheduler.warmup_steps", "~scheduler.decay", "~scheduler.final"]
     own += ["scheduler._target_=torch.optim.lr_scheduler.OneCycleLR", "+scheduler.max_lr=0.001"]
     result = launch(*run, *own, "trainer.max_epochs=2")
-    path = Path(result["directory"]) / "checkpoints/last.ckpt"
-    (scheduler,) = torch.load(path, weights_only=True)["lr_schedulers"]
+    (scheduler,) = checkpoint(result["directory"])["lr_schedulers"]
     assert (scheduler["total_steps"], scheduler["last_epoch"]) == (16, 16)
     with pytest.raises(UsageError, match=r"must know the last one; got trainer\.max_epochs=-1"):
         launch(*RUN, "scheduler=warmup", "trainer.max_epochs=-1")

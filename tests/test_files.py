@@ -12,9 +12,10 @@ import pyarrow
 import pytest
 import torch
 from conftest import Launch, quick_and_slow
+from left import assert_weights_equal, weights
 from pyarrow import parquet
 from recording import global_batches, indexed, rows
-from test_resume import RUN, WHERE, assert_same_run, break_at, weights
+from test_resume import RUN, WHERE, assert_same_run, break_at
 
 from lockstep.data.tensors import Tensors
 from lockstep.errors import RunFailed, UsageError
@@ -116,9 +117,7 @@ def test_a_run_from_files_goes_on_in_an_epoch_on_another_device_count(
     with pytest.raises(RunFailed):
         launch(*files, *WHERE["ddp-2"], "data.num_workers=1", break_at(1, 2), directory=broken)
     launch(*files, *WHERE["auto"], break_at(1, 2), f"resume={broken}", directory=broken)
-    expected, actual = weights(whole), weights(broken)
-    for name, weight in expected.items():
-        torch.testing.assert_close(actual[name], weight, rtol=1e-6, atol=1e-6 * weight.abs().max())
+    assert_weights_equal(weights(broken), weights(whole))
     done = {place: sorted(set(seen)) for place, seen in global_batches(broken).items()}
     assert done == global_batches(whole)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import Launch
+from left import table
 from recording import indexed
 from test_features import RUN, STRATEGIES, TABLE, where
 from torch import nn
@@ -68,8 +68,7 @@ def test_the_rates_losses_and_suggestion_are_those_of_plain_torch(
     assert TABLE.get(("learning-rate finder", strategy), "same") == "same"
     result = launch(*LR, "trainer.accelerator=cpu", *where(strategy))
     directory = Path(result["directory"])
-    with (directory / "find_lr.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = table(directory / "find_lr.csv")
     expected, curve = by_hand(), smoothed(by_hand())
     too_much = 4 * min(curve[SKIPPED:])
     assert len(rows) == next(i for i in range(SKIPPED, STEPS) if curve[i] > too_much) + 1 < STEPS

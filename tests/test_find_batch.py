@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +12,12 @@ import pytest
 import torch
 from bounded import GRADIENTS, STATE
 from conftest import Launch
-from test_features import RUN, STRATEGIES, TABLE, state_of, where
-from torch import Tensor
+from left import assert_weights_equal, network_weights, table
+from test_features import RUN, STRATEGIES, TABLE, where
 
 from lockstep.errors import RunFailed, UsageError
 from lockstep.find.division import Division, divisions, largest
 from lockstep.find.memory import ran_out
-from lockstep.results import Result
 
 SAMPLES, STEP = 64, 32
 PLAIN = [*RUN, f"data.datasets.train={SAMPLES}", "optimizer.momentum=0.9", "trainer.max_epochs=2"]
@@ -37,16 +35,6 @@ TRIED["ddp_spawn"] = TRIED["ddp"]
 
 def bounded(most: list[int]) -> list[str]:
     return ["model._target_=bounded.Bounded", f"+model.most={most}"]
-
-
-def table_of(result: Result) -> list[dict[str, str]]:
-    with Path(result["output"]).open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def weights_of(result: Result) -> dict[str, Tensor]:
-    state = state_of(Path(result["directory"]))
-    return {name: value for name, value in state.items() if name.startswith("network.")}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +62,7 @@ def test_the_suggestion_fits_on_each_rank_and_trains_to_the_weights_without_it(
     for fits, most in zip(FITS, MOST, strict=True):
         assert fits + STATE + GRADIENTS <= most < 2 * fits + STATE + GRADIENTS
 
-    rows = table_of(found)
+    rows = table(found["output"])
     for rank, tried in enumerate(TRIED[strategy]):
         mine = [row for row in rows if row["rank"] == str(rank)]
         assert [int(row["size"]) for row in mine] == tried
@@ -91,10 +79,8 @@ def test_the_suggestion_fits_on_each_rank_and_trains_to_the_weights_without_it(
     assert suggested["steps"] == 2 * SAMPLES // STEP
     if not any(whole_steps.iterdir()):
         launch(*PLAIN, f"data.global_batch_size={STEP}", directory=whole_steps)
-    expected = weights_of({"directory": str(whole_steps)})
-    scale = max(value.abs().max() for value in expected.values())
-    for name, value in weights_of(suggested).items():
-        assert (value - expected[name]).abs().max() <= 1e-6 * scale, name
+    spread = network_weights(suggested["directory"])  # the buffer is of `Bounded` alone
+    assert_weights_equal(spread, network_weights(whole_steps))
 
 
 def test_a_larger_batch_than_the_suggestion_runs_out_of_memory(launch: Launch) -> None:
@@ -111,7 +97,7 @@ def test_what_was_accumulated_before_counts_and_what_will_differ_is_said(
     before = ["data.global_batch_size=12", "trainer.accumulate_grad_batches=4"]
     batch_norm = ["model=batch_norm", *bounded([9])]
     own = [word for word in PLAIN if not word.startswith("model")]
-    rows = table_of(launch(*own, *batch_norm, *before, *FIND))
+    rows = table(launch(*own, *batch_norm, *before, *FIND)["output"])
     assert [int(row["size"]) for row in rows] == [2, 4, 8, 6], "48 is 8 times 6"
     assert "use: data.global_batch_size=6 trainer.accumulate_grad_batches=8" in caplog.text
     assert "last optimizer step has 16 of 48 samples" in caplog.text
@@ -166,7 +152,8 @@ def hungry(samples: int) -> list[str]:
 def test_a_limit_is_compared_with_what_the_process_held(launch: Launch) -> None:
     # Six samples are 384 MiB, halfway between four and eight of them.
     held = psutil.Process().memory_info().rss
-    rows = table_of(launch(*hungry(16), "find=batch", f"find.limit_bytes={held + 384 * 2**20}"))
+    found = launch(*hungry(16), "find=batch", f"find.limit_bytes={held + 384 * 2**20}")
+    rows = table(found["output"])
     assert [(int(row["size"]), int(row["fits"])) for row in rows] == [
         *((1, 1), (2, 1), (4, 1), (8, 0))
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Launch
+from left import checkpoint
 
 from lockstep.errors import UsageError
 
@@ -65,7 +66,7 @@ def test_nan_on_a_gpu_stops_the_run_before_the_weights_change(
             "data.shuffle=false",
             directory=tmp_path / "run",
         )
-    saved = torch.load(tmp_path / "run" / "checkpoints" / "last_good.ckpt", weights_only=True)
+    saved = checkpoint(tmp_path / "run", "last_good")
     assert saved["global_step"] == 2
     assert all(torch.isfinite(weight).all() for weight in saved["state_dict"].values())
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from conftest import SMALL, Launch
 from hosts import Host, finish, hosts, launch_script, missing, output, torchrun, where
+from left import assert_weights_equal, weights
 from recording import rows
 
 from lockstep.errors import RunFailed
@@ -39,18 +39,11 @@ def the_run(directory: Path) -> tuple[Path, Result]:
     return run, read_result(found)
 
 
-def weights(directory: Path) -> torch.Tensor:
-    state = torch.load(directory / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    kept = [value.double().flatten() for key, value in state.items() if "network" in key]
-    return torch.cat(kept)
-
-
 def assert_is_the_run_of_one_device(
     run: Path, result: Result, launch: Launch, single: Path, *overrides: str
 ) -> None:
     reference = launch(*SMALL, *overrides, f"seed={result['seed']}", directory=single)
-    expected = weights(single)
-    assert (weights(run) - expected).abs().max() <= 1e-6 * expected.abs().max()
+    assert_weights_equal(weights(run), weights(single))
     assert (result["status"], result["steps"]) == ("finished", reference["steps"])
     seen = result["samples_seen"]
     assert (seen["val"], seen["test"]) == (33, 33)

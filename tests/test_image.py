@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import pickle
 import re
 import shutil
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT, Launch, quick_and_slow
+from left import history, network_weights
 from pictures import archive, global_images, write_folders
 from PIL import Image
 from torch.utils.data import DataLoader
@@ -122,11 +122,10 @@ def test_a_shifted_image_is_a_window_of_the_padded_one_and_flips_half_of_the_tim
 
 def curve(directory: str) -> list[list[float]]:
     """The losses and metrics of ``metrics.csv``, row by row."""
-    with (Path(directory) / "metrics.csv").open() as file:
-        return [
-            [float(value) for key, value in sorted(row.items()) if "/" in key and value]
-            for row in csv.DictReader(file)
-        ]
+    return [
+        [float(value) for key, value in sorted(row.items()) if "/" in key and value]
+        for row in history(directory)
+    ]
 
 
 def assert_same(launch: Launch, overrides: list[str], places: list[str], tolerance: float) -> None:
@@ -204,23 +203,19 @@ def test_batch_norm_is_told_once_and_evaluated_as_it_is_saved(
     log = Path(result["directory"]) / "train.log"  # of ranks; dp was computed in this process
     text = log.read_text() if strategy == "ddp" else caplog.text
     assert text.count("BatchNorm normalizes the samples of one device") == 1
-    saved = torch.load(Path(result["directory"]) / "checkpoints" / "last.ckpt", weights_only=True)
-    network = torch.nn.Sequential(
+    trained = torch.nn.Sequential(
         torch.nn.Conv2d(1, 8, 3),
         torch.nn.BatchNorm2d(8),
         torch.nn.Flatten(),
         torch.nn.Linear(288, 10),
     )
-    weights = saved["state_dict"].items()
-    network.load_state_dict(
-        {key.removeprefix("network."): value for key, value in weights if "network" in key}
-    )
+    trained.load_state_dict(network_weights(result["directory"]))
     splits = digits(0.1, 0.2, [0.3], [0.38])
     for stage, part in (("val", splits.val), ("test", splits.test)):
         assert isinstance(part, Images)
         images, labels = part.__getitems__(range(len(part)))
         with torch.no_grad():
-            logits = network.eval()(images)
+            logits = trained.eval()(images)
         loss = torch.nn.functional.cross_entropy(logits, labels).item()
         assert result["metrics"][f"{stage}/loss"] == pytest.approx(loss, rel=1e-5), stage
     predicted = torch.load(result["predictions"], weights_only=True)

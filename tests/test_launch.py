@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import SMALL, Command, Launch, assert_no_orphans, quick_and_slow
+from left import checkpoint
 from omegaconf import OmegaConf
 from recording import rows
 
@@ -229,12 +230,11 @@ def test_a_nan_loss_stops_at_its_step_and_keeps_the_last_good_state(
             *where,
             directory=tmp_path / "nan",
         )
-    path = tmp_path / "nan" / "checkpoints" / "last_good.ckpt"
-    checkpoint = torch.load(path, weights_only=True)
-    assert checkpoint["global_step"] == 5
+    saved = checkpoint(tmp_path / "nan", "last_good")
+    assert saved["global_step"] == 5
     finite = [
         torch.isfinite(value).all()
-        for value in checkpoint["state_dict"].values()
+        for value in saved["state_dict"].values()
         if value.is_floating_point()
     ]
     assert all(finite)

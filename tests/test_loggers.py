@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
@@ -12,14 +11,10 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT, SMALL, Command, Launch
+from left import history, table
 
 from lockstep.loggers.csv import CsvLogger
 from lockstep.results import read_result
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_csv_has_one_row_per_step_and_all_columns(tmp_path: Path) -> None:
@@ -29,10 +24,10 @@ def test_csv_has_one_row_per_step_and_all_columns(tmp_path: Path) -> None:
     logger.log_metrics({"train/loss": 1.0, "epoch": 0}, step=7)
     logger.log_metrics({"val/loss": 1.5, "epoch": 1}, step=15)
     logger.save()
-    assert [row["step"] for row in read_csv(tmp_path / "metrics.csv")] == ["7"]
+    assert [row["step"] for row in table(tmp_path / "metrics.csv")] == ["7"]
     logger.log_metrics({"test/loss": 1.2}, step=16)
     logger.finalize("success")
-    rows = read_csv(tmp_path / "metrics.csv")
+    rows = table(tmp_path / "metrics.csv")
     assert [
         (row["step"], row["val/loss"], row["train/loss"], row["test/loss"]) for row in rows
     ] == [
@@ -48,11 +43,11 @@ def test_csv_of_two_ranks_equals_that_of_one(launch: Launch) -> None:
     overrides = ["trainer.max_epochs=3"]
     single = launch(*overrides)
     spread = launch(*overrides, "trainer.strategy=ddp", "trainer.devices=2")
-    tables = [read_csv(Path(result["directory"]) / "metrics.csv") for result in (single, spread)]
+    tables = [history(result["directory"]) for result in (single, spread)]
     assert [row["step"] for row in tables[0]] == ["15", "31", "47", "48"]
     for one, two in zip(*tables, strict=True):
         assert one.keys() == two.keys()
-        for name in one.keys() - {"seconds"}:
+        for name in one:
             assert bool(one[name]) == bool(two[name])
             if one[name]:
                 assert float(two[name]) == pytest.approx(float(one[name]), rel=1e-5)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import Launch, quick_and_slow
-from test_resume import break_at, history, weights
+from left import assert_weights_equal, checkpoint, history, weights
+from test_resume import break_at
 
 from lockstep.errors import RunFailed, UsageError
 from lockstep.modelparallel.stages import parts_of, stages_of
@@ -77,10 +78,8 @@ QUICK = [
 def assert_same(directory: Path, reference: Path) -> None:
     expected, actual = weights(reference), weights(directory)
     assert list(actual) == list(expected)
-    scale = max(weight.abs().max().item() for weight in expected.values())
-    for name, weight in expected.items():
-        assert type(actual[name]) is torch.Tensor
-        assert (actual[name] - weight).abs().max().item() <= 1e-6 * scale, name
+    assert {type(weight) for weight in actual.values()} == {torch.Tensor}
+    assert_weights_equal(actual, expected)
     curve, told = history(reference), history(directory)
     assert len(told) == len(curve) >= 14
     for row, other in zip(curve, told, strict=True):
@@ -93,10 +92,7 @@ def numbers(row: dict[str, str]) -> dict[str, float]:
 
 def assert_same_optimizer(directory: Path, reference: Path) -> None:
     """By the numbers that torch gives parameters, each state whole."""
-    one, other = (
-        torch.load(path / "checkpoints" / "last.ckpt", weights_only=True)["optimizer_states"][0]
-        for path in (reference, directory)
-    )
+    one, other = (checkpoint(run)["optimizer_states"][0] for run in (reference, directory))
     assert other["state"].keys() == one["state"].keys()
     for number, state in one["state"].items():
         for key, value in state.items():

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
+from left import assert_weights_equal, weights
 from lightning.pytorch import LightningModule
-from test_resume import weights
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
@@ -63,10 +63,7 @@ def test_dropout_accumulation_and_clipped_values_are_those_of_one_device(
     run = [*RUN, layers(dropout)]
     one = launch(*run, directory=tmp_path / "one")
     split = launch(*run, *where, "trainer.devices=2", directory=tmp_path / "split")
-    expected, actual = weights(tmp_path / "one"), weights(tmp_path / "split")
-    scale = max(weight.abs().max().item() for weight in expected.values())
-    for name, weight in expected.items():
-        assert (actual[name] - weight).abs().max().item() <= 1e-6 * scale, name
+    assert_weights_equal(weights(tmp_path / "split"), weights(tmp_path / "one"))
     assert max(split["parameter_bytes"]) < 0.6 * one["parameter_bytes"][0]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from csv import reader
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Launch
-from test_same_result import last_weights
+from left import column, weights
 
 from lockstep.errors import UsageError
 from lockstep.workloads.recsys.data import ranking, ratings, split_by_time
@@ -254,7 +253,7 @@ def popularity(splits: Any, k: int = 10) -> tuple[float, float]:
     users, items = (column.numpy() for column in splits.train.tensors)
     count = np.bincount(items, minlength=splits.train.items + 1).astype(float)
     place = []
-    for user, item in zip(*(column.numpy() for column in splits.test.tensors), strict=True):
+    for user, item in zip(*(ids.numpy() for ids in splits.test.tensors), strict=True):
         candidates = np.setdiff1d(np.arange(1, len(count)), items[users == user])
         better = (count[candidates] >= count[item]).sum() if item else np.inf
         place.append(better)
@@ -323,14 +322,6 @@ def test_no_weight_has_a_gradient_that_is_only_rounding() -> None:
 # Runs
 
 
-def losses(directory: str) -> list[float]:
-    """The training loss of each epoch."""
-    with (Path(directory) / "metrics.csv").open(newline="") as file:
-        rows = list(reader(file))
-    column = rows[0].index("train/loss")
-    return [float(row[column]) for row in rows[1:] if row[column]]
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("experiment", "optimizer"),
@@ -349,13 +340,13 @@ def test_sparse_gradients_train_to_the_weights_of_dense_ones(
     ]
     run += ["~optimizer.weight_decay"] if experiment == "ratings" else []
     sparse = [*run, f"optimizer._target_=torch.optim.{optimizer}", "model.network.sparse=true"]
-    one = last_weights(launch(*sparse)["directory"])
+    one = weights(launch(*sparse)["directory"])
     if optimizer == "Adagrad":
         dense = launch(*sparse, "model.network.sparse=false")
-        torch.testing.assert_close(one, last_weights(dense["directory"]), rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(one, weights(dense["directory"]), rtol=1e-7, atol=1e-7)
     for strategy, devices in (("dp", 2), ("ddp", 2)):
         where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
-        spread = last_weights(launch(*sparse, *where)["directory"])
+        spread = weights(launch(*sparse, *where)["directory"])
         torch.testing.assert_close(spread, one, rtol=1e-7, atol=1e-7)
 
 
@@ -451,8 +442,8 @@ def test_matrix_factorisation_beats_the_mean_as_stated(launch: Launch) -> None:
     for strategy, devices in PLACES:
         where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
         spread = launch("experiment=recsys/ratings", *where)
-        curve = losses(single["directory"])
-        assert losses(spread["directory"]) == pytest.approx(curve, rel=1e-4), strategy
+        curve = column(single["directory"], "train/loss")
+        assert column(spread["directory"], "train/loss") == pytest.approx(curve, rel=1e-4), strategy
         for name, value in single["metrics"].items():
             assert spread["metrics"][name] == pytest.approx(value, rel=1e-4), (strategy, name)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shutil
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import SMALL, Command, environment
+from left import table
 
 from lockstep.errors import UsageError
 from lockstep.report.files import as_text, write_report
@@ -51,9 +51,8 @@ def job(sweep: Path, name: int, overrides: str, speed: float = 100.0, **changed:
     return directory
 
 
-def table(directory: Path) -> list[dict[str, str]]:
-    with (directory / "report.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+def written(directory: Path) -> list[dict[str, str]]:
+    return table(directory / "report.csv")
 
 
 def test_varied_keys_are_columns_and_the_others_are_said_once(tmp_path: Path) -> None:
@@ -69,7 +68,7 @@ def test_speed_up_and_efficiency_are_against_one_device(tmp_path: Path) -> None:
     job(tmp_path, 1, "trainer.strategy=ddp trainer.devices=2", speed=180)
     job(tmp_path, 2, "trainer.strategy=dp trainer.devices=4", speed=50)
     write_report([tmp_path], tmp_path)
-    first, second, third = table(tmp_path)
+    first, second, third = written(tmp_path)
     assert first["speed-up"] == ""
     assert (float(second["speed-up"]), float(second["efficiency"])) == (1.8, 0.9)
     assert (float(third["speed-up"]), float(third["efficiency"])) == (0.5, 0.125)
@@ -94,7 +93,7 @@ def test_repeats_over_the_seed_are_mean_and_spread(tmp_path: Path) -> None:
     ):
         job(tmp_path, name, f"optimizer.lr={rate} seed={seed}", metrics={"test/loss": loss})
     write_report([tmp_path], tmp_path)
-    first, second = table(tmp_path)
+    first, second = written(tmp_path)
     assert (float(first["test/loss"]), float(first["test/loss sd"])) == (2.0, pytest.approx(2**0.5))
     assert (float(second["test/loss"]), float(second["test/loss sd"])) == (5.0, 0.0)
     assert first["job"] == "0.. (2 seeds)"
@@ -109,7 +108,7 @@ def test_failed_torn_and_poor_results_are_rows(tmp_path: Path) -> None:
     (old / "metrics.csv").unlink()
     write_report([tmp_path], tmp_path)
     jobs = read_jobs([tmp_path])
-    assert [row["status"] for row in table(tmp_path)] == ["finished", "failed", "unreadable"]
+    assert [row["status"] for row in written(tmp_path)] == ["finished", "failed", "unreadable"]
     failed, unreadable = errors_of(jobs)
     assert failed == "  #1  failed  seed=2  RuntimeError: broken"
     assert unreadable.startswith("  #2  unreadable")
@@ -301,7 +300,7 @@ def test_several_sweeps_are_one_report(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lockstep.report", "a", "b", "--into", "both"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert [row["optimizer.lr"] for row in table(tmp_path / "both")] == ["0.1", "0.2"]
+    assert [row["optimizer.lr"] for row in written(tmp_path / "both")] == ["0.1", "0.2"]
 
 
 def test_a_directory_without_results_is_refused(tmp_path: Path) -> None:
@@ -363,7 +362,7 @@ def test_a_sweep_ends_with_its_report(train: Command) -> None:
     done = train("-m", *SMALL, "trainer.strategy=dp,ddp", "trainer.devices=1,2", "compare=true")
     assert done.returncode == 0, done.stderr
     (sweep,) = (path.parent for path in done.directory.glob("multirun/*/*/report.html"))
-    rows = table(sweep)
+    rows = written(sweep)
     assert [(row["trainer.strategy"], row["trainer.devices"]) for row in rows] == [
         ("dp", "1"),
         ("dp", "2"),

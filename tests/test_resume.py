@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from conftest import SMALL, Launch, quick_and_slow
+from left import assert_weights_equal, checkpoint, history, weights
 from recording import global_batches, rows
 
 from lockstep.errors import RunFailed, UsageError
@@ -49,30 +47,13 @@ def break_at(epoch: int, batch: int, how: str = "raise", rank: int = 0) -> str:
     return BREAK.format(how=how, epoch=epoch, batch=batch, rank=rank)
 
 
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    path = directory / "checkpoints" / "last.ckpt"
-    state: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["state_dict"]
-    return state
-
-
-def history(directory: Path) -> list[dict[str, Any]]:
-    with (directory / "metrics.csv").open(newline="") as file:
-        table = [dict(row) for row in csv.DictReader(file)]
-    for row in table:
-        del row["seconds"]
-    return table
-
-
 def assert_same_run(directory: Path, reference: Path, broken_at: int | None = None) -> None:
     """Weights to 1e-6 of the largest; each global batch once; the history row by row.
 
     ``broken_at``: the last step of an epoch with a step that broke. Its sums are lost, so its
     train/loss counts the batches after it; an accumulation that it cut short is done again.
     """
-    expected, actual = weights(reference), weights(directory)
-    scale = max(weight.abs().max().item() for weight in expected.values())
-    for name, weight in expected.items():
-        assert (actual[name] - weight).abs().max().item() <= 1e-6 * scale, name
+    assert_weights_equal(weights(directory), weights(reference))
     unique = set if broken_at else list
     batches = {place: sorted(unique(seen)) for place, seen in global_batches(directory).items()}
     assert batches == global_batches(reference)
@@ -200,10 +181,8 @@ def test_early_stopping_and_the_best_score_are_taken_up(launch: Launch, tmp_path
     assert_same_run(tmp_path / "run", tmp_path / "reference")
 
     def best(directory: Path) -> float:
-        states = torch.load(directory / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]
-        (score,) = (
-            state["best_model_score"] for state in states.values() if "best_model_score" in state
-        )
+        states = checkpoint(directory)["callbacks"].values()
+        (score,) = (state["best_model_score"] for state in states if "best_model_score" in state)
         return float(score)
 
     assert best(tmp_path / "run") == pytest.approx(best(tmp_path / "reference"), rel=1e-6)
@@ -245,8 +224,7 @@ def test_a_feature_may_be_added_and_a_cut_line_of_the_history_is_left_out(
     result = launch(*keys, *more, directory=run)
     assert (result["epochs"], result["resumed_from"] is None) == (2, False)
     assert f"line {len(before) + 2} of {run / 'metrics.csv'} was cut" in caplog.text
-    for name, weight in weights(tmp_path / "reference").items():
-        assert torch.equal(weights(run)[name], weight)
+    assert_weights_equal(weights(run), weights(tmp_path / "reference"), tolerance=0)
     rows_after, rows_reference = history(run), history(tmp_path / "reference")
     losses, expected = (
         {row["step"]: row["train/loss"] for row in table if row["train/loss"]}
@@ -333,9 +311,7 @@ def test_init_from_takes_the_weights_and_nothing_else(
     origin = reference / "checkpoints" / "last.ckpt"
     result = launch(*RUN, f"init_from={origin}", "optimizer.lr=0", directory=tmp_path / "new")
     assert result["steps"] == STEPS
-    expected, actual = weights(reference), weights(tmp_path / "new")
-    for name, weight in expected.items():
-        assert torch.equal(actual[name], weight)
+    assert_weights_equal(weights(tmp_path / "new"), weights(reference), tolerance=0)
     with pytest.raises(UsageError, match="must hold the weights of this model"):
         launch(*RUN, f"init_from={origin}", "model.network.width=16", directory=tmp_path / "other")
     with pytest.raises(UsageError, match=r"there is no nowhere\.ckpt"):
@@ -359,9 +335,7 @@ def test_a_rank_that_dies_is_restarted_from_the_newest_checkpoint(
     assert (result["status"], result["steps"]) == ("finished", STEPS)
     assert words in caplog.text
     assert "restart 1 of 1 from" in caplog.text
-    expected, actual = weights(reference), weights(run)
-    for name, weight in expected.items():
-        assert torch.allclose(actual[name], weight, atol=1e-6)
+    assert_weights_equal(weights(run), weights(reference))
     assert [row["step"] for row in history(run)] == [row["step"] for row in history(reference)]
 
 
@@ -404,9 +378,7 @@ def test_a_killed_rank_goes_on_from_a_checkpoint_in_an_epoch(
     launch(*run, directory=tmp_path / "reference")
     result = launch(*run, break_at(1, batch, "SIGKILL", rank=0), directory=tmp_path / "run")
     assert Path(result["resumed_from"]).name.startswith(("last", "epoch"))
-    expected, actual = weights(tmp_path / "reference"), weights(tmp_path / "run")
-    for name, weight in expected.items():
-        assert torch.allclose(actual[name], weight, atol=1e-6), name
+    assert_weights_equal(weights(tmp_path / "run"), weights(tmp_path / "reference"))
     assert history(tmp_path / "run") == history(tmp_path / "reference")
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import SMALL, Command, Launch, quick_and_slow
+from left import assert_weights_equal, weights
 from recording import global_batches, rows
 
 PLACES = [
@@ -25,12 +25,6 @@ MODELS = {
     "random_dataset": ["experiment=tutorial/random_dataset"],
     "mlp": ["model=mlp", "trainer.max_epochs=1", "data.datasets.train=400"],
 }
-
-
-def last_weights(directory: str) -> torch.Tensor:
-    checkpoint = torch.load(Path(directory) / "checkpoints" / "last.ckpt", weights_only=True)
-    weights = [value for key, value in checkpoint["state_dict"].items() if "network" in key]
-    return torch.cat([weight.double().flatten() for weight in weights])
 
 
 @pytest.mark.processes
@@ -71,12 +65,11 @@ def test_global_batches_hold_the_same_samples_everywhere(
 def test_weights_and_metrics_equal_the_single_device(launch: Launch, model: str) -> None:
     overrides = [*MODELS[model], "data.global_batch_size=60"]
     single = launch(*overrides)
-    weights = last_weights(single["directory"])
     for strategy, devices in (("dp", 2), ("dp", 3), ("ddp", 2), ("ddp", 3), ("ddp_spawn", 4)):
         where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
         spread = launch(*overrides, *where)
-        difference = (last_weights(spread["directory"]) - weights).abs().max() / weights.abs().max()
-        assert difference < 1e-6, f"{strategy} on {devices}: {difference:.1e}"
+        expected = weights(single["directory"])
+        assert_weights_equal(weights(spread["directory"]), expected, of=f"{strategy} on {devices}")
         assert spread["steps"] == single["steps"]
         assert spread["metrics"].keys() == single["metrics"].keys()
         for name, value in single["metrics"].items():
@@ -93,11 +86,10 @@ def test_float64_weights_equal_to_1e_10(launch: Launch, strategy: str) -> None:
         "data.datasets.train=401",
         "data.global_batch_size=60",
     ]
-    weights = last_weights(launch(*overrides)["directory"])
+    single = weights(launch(*overrides)["directory"])
     for devices in (2, 3):
         spread = launch(*overrides, f"trainer.strategy={strategy}", f"trainer.devices={devices}")
-        difference = (last_weights(spread["directory"]) - weights).abs().max() / weights.abs().max()
-        assert difference < 1e-10, f"{devices} devices: {difference:.1e}"
+        assert_weights_equal(weights(spread["directory"]), single, 1e-10, of=f"{devices} devices")
 
 
 @pytest.mark.processes
@@ -111,11 +103,11 @@ def test_accumulation_and_clipping_do_not_depend_on_the_device_count(launch: Lau
         "data.datasets.train=500",
     ]
     single = launch(*overrides)
-    weights = last_weights(single["directory"])
+    expected = weights(single["directory"])
     for strategy in ("dp", "ddp"):
         spread = launch(*overrides, f"trainer.strategy={strategy}", "trainer.devices=2")
         assert spread["steps"] == single["steps"] == 3  # 8 micro-steps: windows of 3, 3 and 2
-        torch.testing.assert_close(last_weights(spread["directory"]), weights, rtol=1e-5, atol=1e-7)
+        assert_weights_equal(weights(spread["directory"]), expected, of=strategy)
 
 
 @pytest.mark.processes
@@ -134,8 +126,7 @@ def test_more_processes_than_samples_in_a_batch_train_on_each_sample_once(
     single = launch(*overrides)
     spread = launch(*overrides, "trainer.strategy=ddp", "trainer.devices=4")
     assert spread["samples_seen"] == {"train": 13, "val": 3, "test": 2}
-    weights = last_weights(single["directory"])
-    torch.testing.assert_close(last_weights(spread["directory"]), weights, rtol=1e-6, atol=1e-8)
+    assert_weights_equal(weights(spread["directory"]), weights(single["directory"]))
     for name, value in single["metrics"].items():
         assert spread["metrics"][name] == pytest.approx(value, rel=1e-6)
 
@@ -161,12 +152,11 @@ def test_a_module_of_ones_own_trains_to_the_weights_of_one_device(
         "objective=null",
         "trainer.max_epochs=2",
     ]
-    weights = last_weights(launch(*overrides)["directory"])
+    single = weights(launch(*overrides)["directory"])
     for strategy, devices in (("ddp", 2), ("ddp", 3), ("ddp_spawn", 2)):
         where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
-        spread = last_weights(launch(*overrides, *where)["directory"])
-        difference = (spread - weights).abs().max() / weights.abs().max()
-        assert difference < 1e-6, f"{strategy} on {devices}: {difference:.1e}"
+        spread = weights(launch(*overrides, *where)["directory"])
+        assert_weights_equal(spread, single, of=f"{strategy} on {devices}")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import SMALL, Launch, quick_and_slow
+from left import assert_weights_equal, weights
 
 from lockstep.errors import UsageError
 from lockstep.sizes import scaled_optimizer
@@ -93,11 +94,7 @@ def test_deterministic_repeats_bit_for_bit(launch: Launch, strategy: str) -> Non
         for _ in range(2)
     ]
     torch.use_deterministic_algorithms(False)
-    first, second = (
-        torch.load(Path(run) / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-        for run in runs
-    )
-    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert_weights_equal(weights(runs[1]), weights(runs[0]), tolerance=0)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import TEST_CONF, Launch
+from left import assert_weights_equal, weights
 from slurm_cluster import Cluster, why_not
-from test_resume import BREAK, RUN, STEPS, assert_same_run, weights
+from test_resume import BREAK, RUN, STEPS, assert_same_run
 
 from lockstep.results import read_result
 
@@ -43,11 +43,6 @@ def submit(cluster: Cluster, project: Path, *command: str) -> tuple[str, str]:
     return job, (project / f"slurm-{job}.out").read_text()
 
 
-def assert_equal_weights(directory: Path, reference: Path) -> None:
-    for name, weight in weights(reference).items():
-        assert torch.equal(weights(directory)[name], weight), name
-
-
 def test_a_requeued_job_goes_on_in_its_directory_and_ends_with_the_uninterrupted_weights(
     cluster: Cluster, project: Path, reference: Path
 ) -> None:
@@ -61,7 +56,7 @@ def test_a_requeued_job_goes_on_in_its_directory_and_ends_with_the_uninterrupted
     assert result["resumed_from"] == str(run / "checkpoints" / "interrupted.ckpt")
     assert result["world_size"] == 2
     assert_same_run(run, reference)
-    assert_equal_weights(run, reference)
+    assert_weights_equal(weights(run), weights(reference), tolerance=0)
     log = (run / "train.log").read_text()
     assert log.count(f"requeued job {job}") == 1
     assert log.count("resuming from") == 1
@@ -82,7 +77,7 @@ def test_tasks_on_two_nodes_are_the_ranks_of_one_run(
     (run,) = project.glob("outputs/slurm/*")
     assert read_result(run / "result.json")["world_size"] == 2
     assert_same_run(run, reference)
-    assert_equal_weights(run, reference)
+    assert_weights_equal(weights(run), weights(reference), tolerance=0)
     assert "warn" not in done.stderr.lower()
 
 
@@ -100,7 +95,7 @@ def test_an_interactive_allocation_with_srun_is_one_run_and_its_exit_status_tell
     assert "good 0" in done.stdout, done.stdout + done.stderr
     assert "bad 1" in done.stdout, done.stdout + done.stderr
     first, second = sorted(project.glob("outputs/slurm/*"))
-    assert_equal_weights(first, reference)
+    assert_weights_equal(weights(first), weights(reference), tolerance=0)
     assert read_result(second / "result.json")["status"] == "failed"
 
 

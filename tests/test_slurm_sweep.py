@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from conftest import TEST_CONF, Launch
+from left import assert_weights_equal, weights
 from slurm_cluster import Cluster, why_not
-from test_resume import RUN, STEPS, assert_same_run, break_at, weights
+from test_resume import RUN, STEPS, assert_same_run, break_at
 
 from lockstep.results import read_result
 from lockstep.slurm_sweep.queue import ENDED
@@ -125,8 +126,7 @@ def test_a_job_near_its_limit_is_requeued_a_killed_one_is_listed_and_the_sweep_g
     for number in ("0", "2"):
         assert_same_run(directory / number, reference)
     assert read_result(directory / "1" / "result.json")["resumed_from"] is not None
-    for name, weight in weights(reference).items():
-        assert weights(directory / "1")[name].sub(weight).abs().max() <= 1e-6 * weight.abs().max()
+    assert_weights_equal(weights(directory / "1"), weights(reference))
 
 
 def test_a_cancelled_job_is_interrupted_and_ctrl_c_cancels_the_others(

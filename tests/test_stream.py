@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import SMALL, Launch, quick_and_slow
+from left import assert_weights_equal, weights
 from recording import global_batches, indexed, rows
 from streams import Shuffled, streams
-from test_resume import WHERE, break_at, weights
+from test_resume import WHERE, break_at
 
 from lockstep.data.stream import Stream
 from lockstep.data.tensors import Tensors
@@ -65,9 +66,7 @@ def test_a_stream_that_draws_draws_the_same_on_every_rank_and_after_resuming(
     assert first != second
     done = {place: sorted(set(seen)) for place, seen in global_batches(broken).items()}
     assert done == batches
-    expected, actual = weights(Path(whole["directory"])), weights(broken)
-    for name, weight in expected.items():
-        torch.testing.assert_close(actual[name], weight, rtol=1e-6, atol=1e-6 * weight.abs().max())
+    assert_weights_equal(weights(broken), weights(whole["directory"]))
 
 
 def test_a_stream_draws_nothing_from_the_generators_of_the_process() -> None:

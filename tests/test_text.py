@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Launch, compose_config
+from left import assert_weights_equal, checkpoint, weights
 
 from lockstep.config import as_config
 from lockstep.errors import UsageError
@@ -47,11 +48,6 @@ SMALL = [
 """Pieces of 1 to 32 bytes: in a batch of 8, two ranks hold unequal numbers of bytes."""
 SGD = ["optimizer=sgd", "optimizer.lr=0.5"]
 """Adam divides by the root of a mean square, which lifts roundings to the size of a step."""
-
-
-def weights_of(result: Any) -> torch.Tensor:
-    checkpoint = torch.load(Path(result["directory"]) / "checkpoints/last.ckpt", weights_only=True)
-    return torch.cat([value.double().flatten() for value in checkpoint["state_dict"].values()])
 
 
 def where(strategy: str, devices: int) -> list[str]:
@@ -260,13 +256,11 @@ def test_two_processes_with_unequal_bytes_train_to_the_weights_of_one(
     single, spread = launch(*overrides), launch(*overrides, *where("ddp", 2))
     assert single["steps"] == spread["steps"] > 5
     assert single["samples_seen"] == spread["samples_seen"] == BYTES
-    weights, other = weights_of(single), weights_of(spread)
-    assert (other - weights).abs().max() / weights.abs().max() < tolerance
+    assert_weights_equal(weights(spread["directory"]), weights(single["directory"]), tolerance)
     for name, value in single["metrics"].items():
         assert spread["metrics"][name] == pytest.approx(value, rel=tolerance), name
     # The schedule has counted optimizer steps, whatever is accumulated.
-    path = Path(spread["directory"]) / "checkpoints/last.ckpt"
-    (scheduler,) = torch.load(path, weights_only=True)["lr_schedulers"]
+    (scheduler,) = checkpoint(spread["directory"])["lr_schedulers"]
     assert scheduler["last_epoch"] == spread["steps"]
     assert scheduler["_last_lr"] == pytest.approx([0], abs=1e-12)
 
@@ -289,8 +283,7 @@ def test_a_rank_without_a_share_counts_no_byte(launch: Launch) -> None:
     ]
     single, spread = launch(*overrides), launch(*overrides, *where("ddp", 3))
     assert spread["samples_seen"] == {"train": 256, "val": 19, "test": 900}
-    weights, other = weights_of(single), weights_of(spread)
-    assert (other - weights).abs().max() / weights.abs().max() < 1e-12
+    assert_weights_equal(weights(spread["directory"]), weights(single["directory"]), 1e-12)
     for name, value in single["metrics"].items():
         assert spread["metrics"][name] == pytest.approx(value, rel=1e-12), name
 
@@ -450,7 +443,6 @@ def test_an_experiment_is_the_same_on_two_devices(
     single, spread = launch(*overrides), launch(*overrides, *where(strategy, devices))
     assert single["steps"] == spread["steps"] > 15
     assert single["samples_seen"] == spread["samples_seen"]
-    weights, other = weights_of(single), weights_of(spread)
-    assert (other - weights).abs().max() / weights.abs().max() < 1e-9
+    assert_weights_equal(weights(spread["directory"]), weights(single["directory"]), 1e-9)
     for name, value in single["metrics"].items():
         assert spread["metrics"][name] == pytest.approx(value, rel=1e-6), name

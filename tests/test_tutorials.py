@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shlex
@@ -15,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import ROOT, Command, Launch
+from left import column
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -54,12 +54,6 @@ def ranks() -> list[dict[str, Any]]:
 
 def losses(lines: list[str]) -> list[float]:
     return [float(line.rpartition(" ")[2]) for line in lines]
-
-
-def logged(directory: Path) -> list[float]:
-    """train/loss of each epoch."""
-    with (directory / "metrics.csv").open() as file:
-        return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
 
 
 def printed_by_ranks(directory: Path) -> str:
@@ -140,7 +134,7 @@ def test_the_dataparallel_block_gives_the_losses_of_our_run(launch: Launch, tmp_
         assert command in TRAIN
         directory = tmp_path / f"run{number}"
         launch(*command, directory=directory)
-        assert logged(directory) == pytest.approx(theirs, rel=1e-6)
+        assert column(directory, "train/loss") == pytest.approx(theirs, rel=1e-6)
 
 
 @pytest.mark.processes
