@@ -37,6 +37,13 @@ SMALL = [
 ]
 """64 training, 33 validation and 33 test samples whose targets are their indices."""
 
+
+def on(strategy: str, devices: int | str = 2) -> list[str]:
+    return [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
+
+
+DDP2 = on("ddp")
+
 register()
 torch.set_num_threads(1)
 pytest.register_assert_rewrite("contract", "left", "watching")

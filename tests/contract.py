@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from conftest import Launch, compose_config
+from conftest import Launch, compose_config, on
 from hydra.core.hydra_config import HydraConfig
 from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -36,7 +36,7 @@ from lockstep.randomness import seed_everything
 from lockstep.results import Result
 from lockstep.run import quiet_lightning
 
-ONE_DEVICE = ["trainer.accelerator=cpu", "trainer.strategy=auto", "trainer.devices=1"]
+ONE_DEVICE = ["trainer.accelerator=cpu", *on("auto", 1)]
 FEW = 8
 
 
@@ -156,7 +156,7 @@ class Contract:
         words = [*overrides, *shlex.split(self.for_runs), "trainer.precision=64-true", watch]
         places = {"single": ("auto", 1), "dp": ("dp", self.devices), "ddp": ("ddp", self.devices)}
         return {
-            name: launch(*words, f"trainer.strategy={strategy}", f"trainer.devices={devices}")
+            name: launch(*words, *on(strategy, devices))
             for name, (strategy, devices) in places.items()
         }
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conftest import ROOT, TEST_CONF, environment
+from conftest import ROOT, TEST_CONF, environment, on
 
 INTERFACE = "lsh0"
 PORT = 29400
@@ -175,4 +175,4 @@ def train(*overrides: str) -> list[str]:
 
 
 def where(nnodes: int, per_host: int = 2) -> list[str]:
-    return ["trainer.strategy=ddp", f"trainer.devices={per_host}", f"trainer.num_nodes={nnodes}"]
+    return [*on("ddp", per_host), f"trainer.num_nodes={nnodes}"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, Launch
+from conftest import DDP2, ROOT, Launch, on
 from left import assert_weights_equal, weights
 
 from lockstep.errors import RunFailed, UsageError
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.processes
 RUN = ["trainer.max_epochs=1", "data.datasets.train=256"]
 EAGER = "compile={backend: eager}"
 """Compiled as far as names and calls go, without a C++ compiler."""
-DDP2 = ["trainer.strategy=ddp", "trainer.devices=2"]
 PLAIN = {f"network.layers.{layer}.{part}" for layer in (0, 2, 4) for part in ("weight", "bias")}
 
 
@@ -54,7 +53,7 @@ def test_a_run_goes_on_compiled_or_not(launch: Launch, tmp_path: Path) -> None:
 
 def test_dp_refuses_what_was_compiled_in_place(launch: Launch) -> None:
     with pytest.raises(RunFailed, match="what `compile\\(\\)` has made calls the original"):
-        launch(*RUN, EAGER, "trainer.strategy=dp", "trainer.devices=2")
+        launch(*RUN, EAGER, *on("dp"))
 
 
 def test_a_module_without_a_network_is_not_compiled(launch: Launch) -> None:

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import (
+    DDP2,
     ROOT,
     SMALL,
     TEST_CONF,
     Command,
     assert_no_orphans,
     environment,
+    on,
     quick_and_slow,
 )
 from left import checkpoint
@@ -28,7 +30,6 @@ from lockstep.results import read_result
 from lockstep.summary import closing_block
 
 pytestmark = pytest.mark.processes
-DDP2 = ["trainer.strategy=ddp", "trainer.devices=2"]
 
 
 def directories(root: Path) -> list[Path]:
@@ -224,8 +225,7 @@ def test_the_written_config_runs_again_with_the_same_result(train: Command, tmp_
             str(run / ".hydra"),
             "--config-name",
             "config",
-            "trainer.strategy=ddp",
-            "trainer.devices=2",
+            *DDP2,
             "hydra.run.dir=again",
         ],
         cwd=tmp_path,
@@ -280,8 +280,7 @@ def test_a_port_in_use_does_not_matter(train: Command) -> None:
         for strategy in ("ddp", "ddp_spawn"):
             done = train(
                 *SMALL,
-                f"trainer.strategy={strategy}",
-                "trainer.devices=2",
+                *on(strategy),
                 env={"MASTER_PORT": port},
             )
             assert done.returncode == 0, done.stderr
@@ -299,8 +298,7 @@ def start(tmp_path: Path, where: str, *overrides: str) -> subprocess.Popen[str]:
         *SMALL,
         "model._target_=recording.SleepingModule",
         "callbacks=recording",
-        f"trainer.strategy={strategy}",
-        f"trainer.devices={1 if strategy == 'auto' else 2}",
+        *on(strategy, 1 if strategy == "auto" else 2),
         "trainer.max_epochs=100",
         *overrides,
     ]

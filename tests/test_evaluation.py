@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, Launch
+from conftest import SMALL, Launch, on
 
 from lockstep.errors import UsageError
 from lockstep.predictions import interleave
@@ -26,7 +26,7 @@ def test_metrics_that_are_no_means_equal_one_device(
 ) -> None:
     overrides = [*BINARY, f"data.datasets.test={samples}", "data.global_batch_size=24"]
     single = launch(*overrides)
-    where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
+    where = on(strategy, devices)
     spread = launch(*overrides, *where)
     assert spread["samples_seen"] == single["samples_seen"]
     assert torch.tensor(single["metrics"]["test/confusion"]).sum() == samples
@@ -53,7 +53,7 @@ def test_predictions_are_one_file_in_data_set_order(
     single = launch(*overrides)
     expected = torch.load(single["predictions"], weights_only=True)
     assert expected.shape == (samples, 1)
-    where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
+    where = on(strategy, devices)
     spread = launch(*overrides, *where)
     torch.testing.assert_close(torch.load(spread["predictions"], weights_only=True), expected)
     assert Path(spread["predictions"]) == Path(spread["directory"]) / "predictions.pt"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, Launch
+from conftest import DDP2, SMALL, Launch, on
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.callbacks.exchange import ROUNDS, ExchangeCost
@@ -17,7 +17,7 @@ BATCH_NORM = ["data=indexed", "model=batch_norm", "optimizer=sgd", "optimizer.lr
 
 @pytest.mark.parametrize("devices", [2, 3])
 def test_ranks_of_ddp_tell_share_and_bytes(launch: Launch, devices: int) -> None:
-    where = ["trainer.strategy=ddp", f"trainer.devices={devices}", "data.global_batch_size=12"]
+    where = [*on("ddp", devices), "data.global_batch_size=12"]
     result = launch(*SMALL, *where, "compare=true", "model.network.out_features=1")
     gradients = (10 + 1) * 4
     assert result["exchanged_bytes_per_step"] == round(2 * (devices - 1) / devices * gradients)
@@ -25,7 +25,7 @@ def test_ranks_of_ddp_tell_share_and_bytes(launch: Launch, devices: int) -> None
     assert result["exchange_s"] >= 0
 
 
-@pytest.mark.parametrize("where", [[], ["trainer.strategy=dp", "trainer.devices=2"]])
+@pytest.mark.parametrize("where", [[], on("dp")])
 def test_one_process_exchanges_no_gradients(launch: Launch, where: list[str]) -> None:
     result = launch(*SMALL, *where, "compare=true")
     assert result["exchange_share"] is None
@@ -33,12 +33,12 @@ def test_one_process_exchanges_no_gradients(launch: Launch, where: list[str]) ->
 
 
 def test_ordinary_runs_do_not_measure(launch: Launch) -> None:
-    assert "exchange_share" not in launch(*SMALL, "trainer.strategy=ddp", "trainer.devices=2")
+    assert "exchange_share" not in launch(*SMALL, *DDP2)
 
 
 def test_measuring_leaves_the_module_as_it_was(launch: Launch, tmp_path: Path) -> None:
     """Predictions are made after training, by the weights and buffers that training left."""
-    where = ["trainer.strategy=ddp", "trainer.devices=2", "predict=true", "callbacks=unmonitored"]
+    where = [*DDP2, "predict=true", "callbacks=unmonitored"]
     for name, compare in (("with", "true"), ("without", "false")):
         run = [*BATCH_NORM, *where, f"compare={compare}", "trainer.max_epochs=1"]
         launch(*run, directory=tmp_path / name)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, Launch, environment
+from conftest import DDP2, ROOT, SMALL, Launch, environment
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from test_recsys import overrides, small
@@ -82,7 +82,7 @@ def assert_exported(run: Result, use: Use, folder: Path, *inputs: Tensor) -> Non
 def test_both_files_answer_what_the_run_predicted_wherever_it_trained(
     launch: Launch, use: Use, tmp_path: Path
 ) -> None:
-    run = launch(*MLP, "predict=true", "trainer.strategy=ddp", "trainer.devices=2")
+    run = launch(*MLP, "predict=true", *DDP2)
     predicted = torch.load(run["predictions"], weights_only=True)
     assert_exported(run, use, tmp_path, torch.randn(7, 10))
     # The test data of this run, from its own config.

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 from conftest import (
+    DDP2,
     ROOT,
     SMALL,
     TEST_CONF,
     assert_no_orphans,
     environment,
+    on,
     processes_in,
     quick_and_slow,
 )
@@ -79,7 +81,6 @@ class Started:
         return str(result["error"])
 
 
-DDP2 = ["trainer.strategy=ddp", "trainer.devices=2"]
 LONG = ["model._target_=recording.SleepingModule", "trainer.max_epochs=99"]
 
 
@@ -96,7 +97,7 @@ QUICK_PHASES = [("setup", 1, "ddp"), ("step", 0, "ddp_spawn"), ("validation", 1,
 def test_an_exception_ends_all_ranks_while_the_other_is_busy(
     tmp_path: Path, phase: str, rank: int, strategy: str
 ) -> None:
-    where = [f"trainer.strategy={strategy}", "trainer.devices=2"]
+    where = on(strategy)
     run = Started(tmp_path, *where, "model=faulty", f"model.phase={phase}", f"model.rank={rank}")
     run.wait_for("fault")
     status, line = run.ends()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, Launch
+from conftest import ROOT, Launch, on
 from left import assert_weights_equal, checkpoint, column, weights
 from recording import indexed
 from torch import Tensor, nn
@@ -101,9 +101,7 @@ def test_each_cell_of_the_table_has_its_test() -> None:
 
 
 def where(strategy: str) -> list[str]:
-    if strategy == "single":
-        return ["trainer.strategy=auto", "trainer.devices=1"]
-    return [f"trainer.strategy={strategy}", "trainer.devices=2"]
+    return on("auto", 1) if strategy == "single" else on(strategy)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Launch
+from conftest import Launch, on
 from left import checkpoint
 
 from lockstep.errors import UsageError
@@ -32,8 +32,7 @@ def test_one_gpu_equals_the_cpu_to_float32(launch: Launch, strategy: str) -> Non
 def test_ddp_on_a_gpu_talks_over_nccl(launch: Launch) -> None:
     result = launch(
         *FEW,
-        "trainer.strategy=ddp",
-        "trainer.devices=1",
+        *on("ddp", 1),
         "+callbacks.backend={_target_: faults.RequireNccl}",
     )
     assert result["status"] == "finished"
@@ -42,7 +41,7 @@ def test_ddp_on_a_gpu_talks_over_nccl(launch: Launch) -> None:
 @one
 @pytest.mark.parametrize("strategy", ["auto", "dp", "ddp"])
 def test_bf16_mixed_trains_on_a_gpu(launch: Launch, strategy: str) -> None:
-    where = [f"trainer.strategy={strategy}", "trainer.devices=1", "trainer.precision=bf16-mixed"]
+    where = [*on(strategy, 1), "trainer.precision=bf16-mixed"]
     result = launch(*FEW, *where, sweep=True)
     assert result["metrics"]["train/loss"] < 0.5
     assert all(peak > 0 for peak in result["peak_memory_bytes"])
@@ -76,7 +75,7 @@ def test_nan_on_a_gpu_stops_the_run_before_the_weights_change(
 @pytest.mark.parametrize("devices", ["2", "[1,0]"])
 def test_two_gpus_equal_one(launch: Launch, strategy: str, devices: str) -> None:
     single = launch(*FEW, "trainer.devices=1", sweep=True)
-    spread = launch(*FEW, f"trainer.strategy={strategy}", f"trainer.devices={devices}", sweep=True)
+    spread = launch(*FEW, *on(strategy, devices), sweep=True)
     for name, value in single["metrics"].items():
         assert spread["metrics"][name] == pytest.approx(value, rel=1e-4), name
 

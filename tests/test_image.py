@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, Launch, quick_and_slow
+from conftest import ROOT, Launch, on, quick_and_slow
 from left import history, network_weights
 from pictures import archive, global_images, write_folders
 from PIL import Image
@@ -46,8 +46,7 @@ FEW_STEPS = [
 
 
 def where(strategy: str, devices: int = 2) -> list[str]:
-    chosen = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
-    return [] if strategy == "single" else chosen
+    return [] if strategy == "single" else on(strategy, devices)
 
 
 # Augmentation

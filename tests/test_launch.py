@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, Command, Launch, assert_no_orphans, quick_and_slow
+from conftest import DDP2, SMALL, Command, Launch, assert_no_orphans, on, quick_and_slow
 from left import checkpoint
 from omegaconf import OmegaConf
 from recording import rows
@@ -18,7 +18,6 @@ from lockstep.errors import RunFailed, UsageError
 from lockstep.results import read_result
 
 pytestmark = pytest.mark.processes
-DDP2 = ["trainer.strategy=ddp", "trainer.devices=2"]
 
 
 def test_a_single_run_of_one_process_happens_in_this_process(launch: Launch) -> None:
@@ -43,7 +42,7 @@ def test_threads_are_those_that_were_asked_for(
 ) -> None:
     """Lightning's launcher shares the cores out once more, after this project has."""
     monkeypatch.delenv("OMP_NUM_THREADS")
-    where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}", "launch.threads=3"]
+    where = [*on(strategy, devices), "launch.threads=3"]
     assert launch(*SMALL, *where, sweep=True)["threads_per_process"] == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert launch(*SMALL, *where[:2], sweep=True)["threads_per_process"] == 3
@@ -89,7 +88,7 @@ def test_jobs_with_any_mix_of_strategies_and_devices_follow_each_other(launch: L
         ("ddp_spawn", 1),
         ("auto", 1),
     ):
-        where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
+        where = on(strategy, devices)
         result = launch(*SMALL, *where, sweep=True)
         assert result["samples_seen"] == {"train": 64, "val": 33, "test": 33}, where
         assert len(result["pids"]) == result["world_size"], where
@@ -101,7 +100,7 @@ def test_threads_and_learning_rate_are_those_of_the_job(
     monkeypatch.delenv("OMP_NUM_THREADS")
     for job, (devices, rate) in enumerate([(1, 1e-6), (2, 2e-6), (1, 3e-6)]):
         directory = tmp_path / str(job)
-        where = ["trainer.strategy=ddp", f"trainer.devices={devices}", f"optimizer.lr={rate}"]
+        where = [*on("ddp", devices), f"optimizer.lr={rate}"]
         launch(*SMALL, "callbacks=recording", *where, sweep=True, directory=directory)
         seen = [row for row in rows(directory) if row["stage"] == "train"]
         assert {row["rank"] for row in seen} == set(range(devices))
@@ -132,7 +131,7 @@ def test_an_exception_is_recorded_and_the_next_run_is_good(
 ) -> None:
     devices = 1 if strategy == "auto" else 2
     rank = 0 if strategy in ("auto", "dp") else 1
-    where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
+    where = on(strategy, devices)
     directory = tmp_path / "broken"
     with pytest.raises(RunFailed, match="broken on purpose"):
         launch(
@@ -207,7 +206,7 @@ def test_a_rank_that_stops_answering_ends_the_run_within_the_timeout(launch: Lau
 
 
 def test_a_lambda_in_the_module_is_named_under_ddp_spawn(launch: Launch) -> None:
-    where = ["trainer.strategy=ddp_spawn", "trainer.devices=2"]
+    where = on("ddp_spawn")
     with pytest.raises(UsageError, match=r"module\.activation cannot be pickled"):
         launch(*SMALL, "model=with_lambda", *where)
     assert launch(*SMALL, "model=with_lambda", *DDP2)["status"] == "finished"
@@ -218,7 +217,7 @@ def test_a_nan_loss_stops_at_its_step_and_keeps_the_last_good_state(
     launch: Launch, tmp_path: Path, strategy: str
 ) -> None:
     devices = 1 if strategy == "auto" else 2
-    where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
+    where = on(strategy, devices)
     # Sample 41 is in batch 5 (of 8 samples, not shuffled); of two ranks, the second has it.
     rank = 1 if strategy.startswith("ddp") else 0
     with pytest.raises(UsageError, match=f"got nan at step 5 .epoch 0. on rank {rank}"):
@@ -275,7 +274,7 @@ def test_a_batch_larger_than_the_data_is_one_batch_of_all_said_once(
 
 
 def test_an_open_file_in_the_module_is_named_under_ddp_spawn(launch: Launch) -> None:
-    where = ["trainer.strategy=ddp_spawn", "trainer.devices=2"]
+    where = on("ddp_spawn")
     with pytest.raises(UsageError, match=r"module\.handle cannot be pickled"):
         launch(*SMALL, "model=with_lambda", "model._target_=recording.OpenFileModule", *where)
 
@@ -305,7 +304,7 @@ def test_a_data_set_that_loader_processes_cannot_get_is_named(launch: Launch) ->
 def test_loader_processes_of_a_rank_share_one_import_of_torch(
     launch: Launch, strategy: str
 ) -> None:
-    where = [f"trainer.strategy={strategy}", "trainer.devices=2"]
+    where = on(strategy)
     result = launch("data=parents", *DRAWN, *SHORT, "data.num_workers=2", *where)
     parents = [path.read_text() for path in Path(result["directory"]).glob("parent-*.txt")]
     assert len(parents) == 4

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SMALL, Command, Launch
+from conftest import DDP2, SMALL, Command, Launch
 from lightning.pytorch.loggers import Logger
 from typing_extensions import override
 
@@ -77,8 +77,7 @@ def test_mlflow_without_its_server_finishes_with_one_warning(train: Command) -> 
         *SMALL,
         "logger=mlflow",
         "logger.mlflow.tracking_uri=http://127.0.0.1:9",
-        "trainer.strategy=ddp",
-        "trainer.devices=2",
+        *DDP2,
     )
     assert done.returncode == 0, done.stderr
     assert done.results[0]["status"] == "finished"

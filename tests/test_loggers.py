@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, SMALL, Command, Launch
+from conftest import DDP2, ROOT, SMALL, Command, Launch
 from left import history, table
 
 from lockstep.loggers.csv import CsvLogger
@@ -42,7 +42,7 @@ def test_csv_has_one_row_per_step_and_all_columns(tmp_path: Path) -> None:
 def test_csv_of_two_ranks_equals_that_of_one(launch: Launch) -> None:
     overrides = ["trainer.max_epochs=3"]
     single = launch(*overrides)
-    spread = launch(*overrides, "trainer.strategy=ddp", "trainer.devices=2")
+    spread = launch(*overrides, *DDP2)
     tables = [history(result["directory"]) for result in (single, spread)]
     assert [row["step"] for row in tables[0]] == ["15", "31", "47", "48"]
     for one, two in zip(*tables, strict=True):
@@ -59,7 +59,7 @@ def test_csv_of_two_ranks_equals_that_of_one(launch: Launch) -> None:
 def test_tensorboard_holds_the_metrics_and_the_config(launch: Launch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    result = launch(*SMALL, "logger=tensorboard", "trainer.strategy=ddp", "trainer.devices=2")
+    result = launch(*SMALL, "logger=tensorboard", *DDP2)
     directory = Path(result["directory"]) / "tensorboard"
     events = EventAccumulator(str(directory)).Reload()
     assert {"train/loss", "val/loss", "test/loss"} <= set(events.Tags()["scalars"])
@@ -93,8 +93,7 @@ def test_a_wandb_sweep_is_one_finished_run_per_job_with_its_own_config(train: Co
         *SMALL[:-2],
         SMALL[-1],
         "logger=wandb",
-        "trainer.strategy=ddp",
-        "trainer.devices=2",
+        *DDP2,
         "optimizer.lr=2e-6,3e-6",
         "model=failing",
         "model.fail.rank=1,null",
@@ -133,8 +132,7 @@ def test_the_command_of_a_wandb_agent_trains_with_the_values_that_it_was_given(
     done = train(
         *words[3:],
         "logger.wandb.offline=true",
-        "trainer.strategy=ddp",
-        "trainer.devices=2",
+        *DDP2,
         "trainer.max_epochs=1",
         env={"WANDB_SWEEP_ID": "sweep1", "WANDB_RUN_ID": "run1"},
     )

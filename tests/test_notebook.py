@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from conftest import CONF, ROOT
+from conftest import CONF, ROOT, on
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from test_readme import assert_shown
@@ -89,7 +89,7 @@ def test_a_class_of_a_cell_is_refused_where_processes_are_started(
 ) -> None:
     cell = ["model=linear", "model.network._target_=__main__.Wide"]
     with pytest.raises(UsageError, match=rf"{strategy} starts processes.*__main__\.Wide.*a file"):
-        run(f"trainer.strategy={strategy}", "trainer.devices=2", *cell)
+        run(*on(strategy), *cell)
 
 
 def test_what_a_person_can_mend_is_told_as_on_the_command_line(beside_conf: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, Launch, environment
+from conftest import ROOT, SMALL, Launch, environment, on
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.profilers import SimpleProfiler
 from torch.utils.data import DataLoader
@@ -113,8 +113,7 @@ def counts(launch: Launch, tmp_path: Path, devices: int, strategy: str, batch: i
     path = tmp_path / f"{strategy}-{batch}"
     launch(
         *SMALL,
-        f"trainer.strategy={strategy}",
-        f"trainer.devices={devices}",
+        *on(strategy, devices),
         f"data.global_batch_size={batch}",
         f"+callbacks.counting={{_target_: test_overhead.Counting, path: '{path}'}}",
         sweep=True,

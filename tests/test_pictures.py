@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, Command, Launch
+from conftest import DDP2, ROOT, Command, Launch
 from logged import wandb_records
 from matplotlib.image import imread
 
@@ -17,7 +17,6 @@ from lockstep.pictures import draw
 from lockstep.results import Result
 
 pytestmark = pytest.mark.processes
-TWO = ["trainer.strategy=ddp", "trainer.devices=2"]
 
 
 def pixels(result: Result, name: str) -> Any:
@@ -45,7 +44,7 @@ def test_the_dots_are_the_predictions_of_the_test_in_its_order_also_of_two_ranks
     assert torch.equal(predicted, expected.reshape(-1))
     error = torch.nn.functional.l1_loss(predicted, target)
     assert float(error) == pytest.approx(single["metrics"]["test/mae"], rel=1e-5)
-    spread = launch(*overrides, *TWO, "logger=every")
+    spread = launch(*overrides, *DDP2, "logger=every")
     for name in ("curves", "samples"):
         assert_same_picture(single, spread, name)
     split = launch(*overrides, "strategy=tensor_parallel", "trainer.devices=2")
@@ -94,7 +93,7 @@ def test_classes_and_texts_are_the_same_pictures_of_two_ranks(
     if experiment.startswith("text"):
         short += ["data.datasets.test_bytes=5000", "data.datasets.val_bytes=5000"]
     one, two = (
-        launch(f"experiment={experiment}", "plots=true", *short, *where) for where in ([], TWO)
+        launch(f"experiment={experiment}", "plots=true", *short, *where) for where in ([], DDP2)
     )
     assert {path.stem for path in Path(two["directory"]).glob("*.png")} == names
     for name in sorted(names):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Launch
+from conftest import DDP2, Launch, on
 from left import column, weights
 
 from lockstep.errors import UsageError
@@ -345,7 +345,7 @@ def test_sparse_gradients_train_to_the_weights_of_dense_ones(
         dense = launch(*sparse, "model.network.sparse=false")
         torch.testing.assert_close(one, weights(dense["directory"]), rtol=1e-7, atol=1e-7)
     for strategy, devices in (("dp", 2), ("ddp", 2)):
-        where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
+        where = on(strategy, devices)
         spread = weights(launch(*sparse, *where)["directory"])
         torch.testing.assert_close(spread, one, rtol=1e-7, atol=1e-7)
 
@@ -420,7 +420,7 @@ def test_predictions_are_each_users_best_unseen_items(launch: Launch, small: str
     assert not seen.gather(1, first["items"]).any()
     assert first["items"].min() >= 1
     assert (first["scores"].diff(dim=1) <= 0).all()
-    where = ["trainer.strategy=ddp", "trainer.devices=2"]
+    where = DDP2
     second = torch.load(launch(*run, *where)["predictions"], weights_only=True)
     assert torch.equal(first["items"], second["items"])
 
@@ -440,7 +440,7 @@ def test_matrix_factorisation_beats_the_mean_as_stated(launch: Launch) -> None:
     assert single["metrics"]["test/rmse"] == pytest.approx(0.997, abs=0.005)
     # 1e-4: Adam carries the last digits of float32 through 1,185 steps.
     for strategy, devices in PLACES:
-        where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
+        where = on(strategy, devices)
         spread = launch("experiment=recsys/ratings", *where)
         curve = column(single["directory"], "train/loss")
         assert column(spread["directory"], "train/loss") == pytest.approx(curve, rel=1e-4), strategy
@@ -471,7 +471,7 @@ def test_two_towers_on_movielens_are_the_same_everywhere(launch: Launch) -> None
     single = launch(*run)
     assert single["samples_seen"]["test"] == 943
     for strategy, devices in (*PLACES, ("ddp", 3)):
-        where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
+        where = on(strategy, devices)
         spread = launch(*run, *where)["metrics"]
         for name, value in single["metrics"].items():
             assert spread[name] == pytest.approx(value, rel=1e-5), (strategy, name)

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, Launch, quick_and_slow
+from conftest import SMALL, Launch, on, quick_and_slow
 from left import assert_weights_equal, checkpoint, history, weights
 from recording import global_batches, rows
 
@@ -35,11 +35,11 @@ BREAK = (
 )
 STEPS = 18
 WHERE = {
-    "auto": ["trainer.strategy=auto", "trainer.devices=1"],
-    "dp-2": ["trainer.strategy=dp", "trainer.devices=2"],
-    "ddp-2": ["trainer.strategy=ddp", "trainer.devices=2"],
-    "ddp-3": ["trainer.strategy=ddp", "trainer.devices=3"],
-    "spawn-2": ["trainer.strategy=ddp_spawn", "trainer.devices=2"],
+    "auto": on("auto", 1),
+    "dp-2": on("dp"),
+    "ddp-2": on("ddp"),
+    "ddp-3": on("ddp", 3),
+    "spawn-2": on("ddp_spawn"),
 }
 
 

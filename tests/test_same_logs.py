@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, Command, Launch
+from conftest import DDP2, SMALL, Command, Launch
 from logged import (
     Logged,
     from_csv,
@@ -39,9 +39,7 @@ def mlflow_params(store: Path, run_id: str) -> dict[str, str]:
 def test_four_loggers_hold_the_same_keys_steps_and_values_once_of_two_ranks(
     launch: Launch, tmp_path: Path
 ) -> None:
-    result = launch(
-        "logger=every", "trainer.max_epochs=2", "trainer.strategy=ddp", "trainer.devices=2"
-    )
+    result = launch("logger=every", "trainer.max_epochs=2", *DDP2)
     run = Path(result["directory"])
     logged = assert_all_hold_the_same(run)
     epochs = {(f"{part}/loss", step) for part in ("train", "val") for step in (15, 31)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, Command, Launch, quick_and_slow
+from conftest import DDP2, SMALL, Command, Launch, on, quick_and_slow
 from left import assert_weights_equal, weights
 from recording import global_batches, rows
 
@@ -36,8 +36,7 @@ def test_global_batches_hold_the_same_samples_everywhere(
     launch(*overrides, directory=tmp_path / "single")
     result = launch(
         *overrides,
-        f"trainer.strategy={strategy}",
-        f"trainer.devices={devices}",
+        *on(strategy, devices),
         directory=tmp_path / "spread",
     )
     single, spread = (global_batches(tmp_path / name) for name in ("single", "spread"))
@@ -66,7 +65,7 @@ def test_weights_and_metrics_equal_the_single_device(launch: Launch, model: str)
     overrides = [*MODELS[model], "data.global_batch_size=60"]
     single = launch(*overrides)
     for strategy, devices in (("dp", 2), ("dp", 3), ("ddp", 2), ("ddp", 3), ("ddp_spawn", 4)):
-        where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
+        where = on(strategy, devices)
         spread = launch(*overrides, *where)
         expected = weights(single["directory"])
         assert_weights_equal(weights(spread["directory"]), expected, of=f"{strategy} on {devices}")
@@ -88,7 +87,7 @@ def test_float64_weights_equal_to_1e_10(launch: Launch, strategy: str) -> None:
     ]
     single = weights(launch(*overrides)["directory"])
     for devices in (2, 3):
-        spread = launch(*overrides, f"trainer.strategy={strategy}", f"trainer.devices={devices}")
+        spread = launch(*overrides, *on(strategy, devices))
         assert_weights_equal(weights(spread["directory"]), single, 1e-10, of=f"{devices} devices")
 
 
@@ -105,7 +104,7 @@ def test_accumulation_and_clipping_do_not_depend_on_the_device_count(launch: Lau
     single = launch(*overrides)
     expected = weights(single["directory"])
     for strategy in ("dp", "ddp"):
-        spread = launch(*overrides, f"trainer.strategy={strategy}", "trainer.devices=2")
+        spread = launch(*overrides, *on(strategy))
         assert spread["steps"] == single["steps"] == 3  # 8 micro-steps: windows of 3, 3 and 2
         assert_weights_equal(weights(spread["directory"]), expected, of=strategy)
 
@@ -124,7 +123,7 @@ def test_more_processes_than_samples_in_a_batch_train_on_each_sample_once(
         "optimizer.lr=1e-3",
     ]
     single = launch(*overrides)
-    spread = launch(*overrides, "trainer.strategy=ddp", "trainer.devices=4")
+    spread = launch(*overrides, *on("ddp", 4))
     assert spread["samples_seen"] == {"train": 13, "val": 3, "test": 2}
     assert_weights_equal(weights(spread["directory"]), weights(single["directory"]))
     for name, value in single["metrics"].items():
@@ -154,7 +153,7 @@ def test_a_module_of_ones_own_trains_to_the_weights_of_one_device(
     ]
     single = weights(launch(*overrides)["directory"])
     for strategy, devices in (("ddp", 2), ("ddp", 3), ("ddp_spawn", 2)):
-        where = [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
+        where = on(strategy, devices)
         spread = weights(launch(*overrides, *where)["directory"])
         assert_weights_equal(spread, single, of=f"{strategy} on {devices}")
 
@@ -165,7 +164,7 @@ def test_a_module_of_ones_own_trains_to_the_weights_of_one_device(
 def test_a_sum_as_loss_is_told_when_there_are_several_processes(
     train: Command, reduction: str, told: int
 ) -> None:
-    where = ["trainer.strategy=ddp", "trainer.devices=2", "optimizer.lr=1e-9"]
+    where = [*DDP2, "optimizer.lr=1e-9"]
     warning = "The loss must be a mean over the samples"
     done = train(*SMALL, *where, f"+model.loss.reduction={reduction}", warns=warning)
     assert done.returncode == 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import optuna
 import pytest
-from conftest import SMALL, Command
+from conftest import DDP2, SMALL, Command
 from hydra.types import RunMode
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
@@ -249,7 +249,7 @@ def sweep_of(directory: Path) -> tuple[Path, dict[str, Result], Any]:
 def test_a_search_under_ddp_prunes_all_ranks_and_prints_a_command_that_gives_the_best(
     train: Command,
 ) -> None:
-    ddp = [*SMALL, "trainer.strategy=ddp", "trainer.devices=2", "trainer.max_epochs=3"]
+    ddp = [*SMALL, *DDP2, "trainer.max_epochs=3"]
     pruner = ["hydra.sweeper.pruner=median", "+hydra.sweeper.pruner_options.n_startup_trials=1"]
     searched = ["optimizer.lr=tag(log,interval(1e-7,1e-4))", "objective=val/loss"]
     done = train(*SEARCH, "hydra.sweeper.n_trials=4", *pruner, *ddp, *searched)

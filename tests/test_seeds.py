@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SMALL, Launch, quick_and_slow
+from conftest import DDP2, SMALL, Launch, on, quick_and_slow
 from left import assert_weights_equal, weights
 
 from lockstep.errors import UsageError
@@ -45,7 +45,7 @@ def drawn(directory: str | Path) -> dict[tuple[int, int, int], dict[str, Any]]:
 def test_draws_differ_between_ranks_and_epochs_and_repeat_with_the_seed(
     launch: Launch, strategy: str, workers: int
 ) -> None:
-    where = [f"trainer.strategy={strategy}", "trainer.devices=2", f"data.num_workers={workers}"]
+    where = [*on(strategy), f"data.num_workers={workers}"]
     first, again = (drawn(launch(*DRAW, *where)["directory"]) for _ in range(2))
     assert first == again, "the same seed repeats every draw"
     assert set(first) == {
@@ -70,8 +70,8 @@ def test_initial_weights_follow_from_the_seed_alone(launch: Launch) -> None:
         return weights
 
     single = start()
-    assert start("trainer.strategy=ddp", "trainer.devices=2") == single
-    assert start("trainer.strategy=dp", "trainer.devices=2") == single
+    assert start(*DDP2) == single
+    assert start(*on("dp")) == single
     assert start("seed=1") != single
 
 
@@ -88,7 +88,7 @@ def test_a_drawn_seed_is_stored_and_another_each_time(launch: Launch) -> None:
     quick_and_slow([("auto",), ("dp",), ("ddp",), ("ddp_spawn",)], [("auto",), ("ddp",)]),
 )
 def test_deterministic_repeats_bit_for_bit(launch: Launch, strategy: str) -> None:
-    where = [f"trainer.strategy={strategy}", f"trainer.devices={1 if strategy == 'auto' else 2}"]
+    where = on(strategy, 1 if strategy == "auto" else 2)
     runs = [
         launch("trainer.deterministic=true", "trainer.max_epochs=2", *where)["directory"]
         for _ in range(2)
@@ -115,7 +115,7 @@ def test_a_scaled_rate_is_used_and_shown_for_any_device_count(
         "optimizer.lr=0.5e-6",
         "trainer.accumulate_grad_batches=2",
     ]
-    for where in ([], ["trainer.strategy=ddp", "trainer.devices=2"]):
+    for where in ([], DDP2):
         result = launch(*SMALL, *where, *scale)
         assert result["learning_rate"] == pytest.approx(2e-6)
         assert result["effective_batch_size"] == 16

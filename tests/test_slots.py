@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SMALL, Command, assert_no_orphans, compose_config, processes_in
+from conftest import SMALL, Command, assert_no_orphans, compose_config, on, processes_in
 from rich.console import Console
 from rich.live import Live
 from test_faults import LONG, Started
@@ -237,7 +237,7 @@ def test_an_interrupted_sweep_goes_on_over_slots(train: Command, tmp_path: Path)
 
 @pytest.mark.processes
 def test_finished_jobs_are_skipped_though_they_would_not_fit(train: Command) -> None:
-    sweep = [*SMALL, "trainer.strategy=dp", "trainer.devices=3", "seed=1"]
+    sweep = [*SMALL, *on("dp", 3), "seed=1"]
     assert train("-m", *sweep).returncode == 0
     one = ["hydra/launcher=slots", "hydra.launcher.slots=1"]
     again = train("-m", *one, *sweep, "sweep.resume=latest")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import TEST_CONF, Launch
+from conftest import DDP2, TEST_CONF, Launch
 from left import assert_weights_equal, weights
 from slurm_cluster import Cluster, why_not
 from test_resume import BREAK, RUN, STEPS, assert_same_run
@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]
 SETTINGS = f"hydra.searchpath=[file://{TEST_CONF}]"
-DDP_2 = ["trainer.strategy=ddp", "trainer.devices=2"]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reference(launch: Launch, whole: Path) -> Path:
     """The same run without SLURM, in two processes of ours, that nothing happened to."""
     if not whole.exists():
-        assert launch(*RUN, *DDP_2, directory=whole)["steps"] == STEPS
+        assert launch(*RUN, *DDP2, directory=whole)["steps"] == STEPS
     return whole
 
 
@@ -84,7 +83,7 @@ def test_tasks_on_two_nodes_are_the_ranks_of_one_run(
 def test_an_interactive_allocation_with_srun_is_one_run_and_its_exit_status_tells(
     cluster: Cluster, project: Path, reference: Path
 ) -> None:
-    train = ["srun", "python", "train.py", SETTINGS, *RUN, *DDP_2]
+    train = ["srun", "python", "train.py", SETTINGS, *RUN, *DDP2]
     broken = BREAK.format(how="raise", epoch=0, batch=1, rank=1)
     script = project / "both.sh"
     good = " ".join(f"'{part}'" for part in train)
@@ -103,7 +102,7 @@ def test_an_interactive_allocation_with_srun_is_one_run_and_its_exit_status_tell
     ("command", "words"),
     [
         (
-            ["salloc", "--ntasks=1", "python", "train.py", *DDP_2],
+            ["salloc", "--ntasks=1", "python", "train.py", *DDP2],
             [
                 "(SLURM_STEP_ID is not set)",
                 "config asks for 2",
@@ -112,11 +111,11 @@ def test_an_interactive_allocation_with_srun_is_one_run_and_its_exit_status_tell
             ],
         ),
         (
-            ["srun", "--ntasks=1", "python", "train.py", *DDP_2],
+            ["srun", "--ntasks=1", "python", "train.py", *DDP2],
             ["srun started 1", "config asks for 2", "--nodes=1 --ntasks-per-node=2"],
         ),
         (
-            ["srun", "--nodes=2", "--ntasks=2", "python", "train.py", *DDP_2],
+            ["srun", "--nodes=2", "--ntasks=2", "python", "train.py", *DDP2],
             ["1(x2) per node", "trainer.devices=2 trainer.num_nodes=1"],
         ),
     ],
@@ -136,7 +135,7 @@ def test_a_batch_script_without_srun_is_refused_for_two_processes_and_runs_one(
     cluster: Cluster, project: Path
 ) -> None:
     train = f"python train.py {SETTINGS!r} data=indexed model=linear trainer.max_epochs=1"
-    (project / "two.sh").write_text(f"#!/bin/bash\n{train} {' '.join(DDP_2)}; echo status $?\n")
+    (project / "two.sh").write_text(f"#!/bin/bash\n{train} {' '.join(DDP2)}; echo status $?\n")
     (project / "one.sh").write_text(f"#!/bin/bash\n{train}; echo status $?\n")
     two = submit(cluster, project, "--ntasks=1", "two.sh")[1]
     assert "put srun before the command" in two

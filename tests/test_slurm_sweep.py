@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TEST_CONF, Launch
+from conftest import DDP2, TEST_CONF, Launch
 from left import assert_weights_equal, weights
 from slurm_cluster import Cluster, why_not
 from test_resume import RUN, STEPS, assert_same_run, break_at
@@ -32,7 +32,6 @@ SWEEP = [
     "hydra/launcher=slurm",
     "hydra.launcher.poll_s=0.5",
 ]
-DDP_2 = ["trainer.strategy=ddp", "trainer.devices=2"]
 
 
 def breaking(*how: str) -> str:
@@ -63,7 +62,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reference(launch: Launch, directory: Path) -> Path:
     """One job of the sweeps, without SLURM."""
     if not directory.exists():
-        assert launch(*RUN, *DDP_2, directory=directory)["steps"] == STEPS
+        assert launch(*RUN, *DDP2, directory=directory)["steps"] == STEPS
     return directory
 
 
@@ -105,7 +104,7 @@ def test_jobs_of_a_sweep_are_slurm_jobs_with_the_results_of_a_local_sweep(
 def test_a_job_near_its_limit_is_requeued_a_killed_one_is_listed_and_the_sweep_goes_on(
     cluster: Cluster, project: Path, reference: Path
 ) -> None:
-    sweep = [*SWEEP, *RUN, *DDP_2, breaking("scancel", "SIGKILL", "never")]
+    sweep = [*SWEEP, *RUN, *DDP2, breaking("scancel", "SIGKILL", "never")]
     first = cluster.run(*sweep, cwd=project, timeout=300)
     assert first.returncode == 1
     lines = closing(first.stdout)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, Command
+from conftest import DDP2, SMALL, Command
 from omegaconf import OmegaConf
 from recording import global_batches
 
@@ -16,7 +16,7 @@ from lockstep.rundir import config_digest, job_directory
 
 pytestmark = pytest.mark.processes
 
-BREAKING = ["callbacks=breaking", "trainer.strategy=ddp", "trainer.devices=2"]
+BREAKING = ["callbacks=breaking", *DDP2]
 SWEEP = ["-m", *SMALL, *BREAKING]
 JOBS = "callbacks.break.batch=99,3,98"
 """The second one is stopped by a signal to one of its ranks."""

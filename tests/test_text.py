@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Launch, compose_config
+from conftest import Launch, compose_config, on
 from left import assert_weights_equal, checkpoint, weights
 
 from lockstep.config import as_config
@@ -48,10 +48,6 @@ SMALL = [
 """Pieces of 1 to 32 bytes: in a batch of 8, two ranks hold unequal numbers of bytes."""
 SGD = ["optimizer=sgd", "optimizer.lr=0.5"]
 """Adam divides by the root of a mean square, which lifts roundings to the size of a step."""
-
-
-def where(strategy: str, devices: int) -> list[str]:
-    return [f"trainer.strategy={strategy}", f"trainer.devices={devices}"]
 
 
 def every(dataset: Any) -> tuple[torch.Tensor, ...]:
@@ -253,7 +249,7 @@ def test_two_processes_with_unequal_bytes_train_to_the_weights_of_one(
         f"trainer.precision={precision}",
         f"trainer.accumulate_grad_batches={accumulate}",
     ]
-    single, spread = launch(*overrides), launch(*overrides, *where("ddp", 2))
+    single, spread = launch(*overrides), launch(*overrides, *on("ddp", 2))
     assert single["steps"] == spread["steps"] > 5
     assert single["samples_seen"] == spread["samples_seen"] == BYTES
     assert_weights_equal(weights(spread["directory"]), weights(single["directory"]), tolerance)
@@ -281,7 +277,7 @@ def test_a_rank_without_a_share_counts_no_byte(launch: Launch) -> None:
         "data.global_batch_size=6",
         "scheduler.warmup_steps=1",
     ]
-    single, spread = launch(*overrides), launch(*overrides, *where("ddp", 3))
+    single, spread = launch(*overrides), launch(*overrides, *on("ddp", 3))
     assert spread["samples_seen"] == {"train": 256, "val": 19, "test": 900}
     assert_weights_equal(weights(spread["directory"]), weights(single["directory"]), 1e-12)
     for name, value in single["metrics"].items():
@@ -290,7 +286,7 @@ def test_a_rank_without_a_share_counts_no_byte(launch: Launch) -> None:
 
 def test_predictions_are_the_bits_of_each_sample_and_sum_to_the_metric(launch: Launch) -> None:
     overrides = [*SMALL, "predict=true", "trainer.max_epochs=1"]
-    single, spread = launch(*overrides), launch(*overrides, *where("dp", 2))
+    single, spread = launch(*overrides), launch(*overrides, *on("dp", 2))
     rows = torch.load(single["predictions"], weights_only=True)
     assert int(rows["tokens"].sum()) == BYTES["test"]
     per_byte = (rows["bits"].double().sum() / BYTES["test"]).item()
@@ -440,7 +436,7 @@ def test_an_experiment_is_the_same_on_two_devices(
         *(SHORTENED if experiment == "language_model" else []),
         *short,
     ]
-    single, spread = launch(*overrides), launch(*overrides, *where(strategy, devices))
+    single, spread = launch(*overrides), launch(*overrides, *on(strategy, devices))
     assert single["steps"] == spread["steps"] > 15
     assert single["samples_seen"] == spread["samples_seen"]
     assert_weights_equal(weights(spread["directory"]), weights(single["directory"]), 1e-9)

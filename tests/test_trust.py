@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, Command, Launch
+from conftest import ROOT, SMALL, Command, Launch, on
 from packaging.requirements import Requirement
 
 from lockstep.build import make
@@ -166,7 +166,7 @@ def test_ordinary_words_are_no_secrets() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
 def test_a_run_listens_on_the_loopback_device_only(launch: Launch, strategy: str) -> None:
-    two = [f"trainer.strategy={strategy}", "trainer.devices=2"]
+    two = on(strategy)
     result = launch(*SMALL, *two, "callbacks=listening")
     for rank in (0, 1):
         addresses = (Path(result["directory"]) / f"listening-{rank}.txt").read_text().split()

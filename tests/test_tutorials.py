@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ROOT, Command, Launch
+from conftest import ROOT, Command, Launch, on
 from left import column
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from torch import nn
@@ -129,7 +129,7 @@ def test_the_dataparallel_block_gives_the_losses_of_our_run(launch: Launch, tmp_
     theirs = losses(run(given, {"INPUTS": inputs, "TARGETS": targets}))
     assert len(theirs) == 10
     for number, strategy in enumerate((1, "dp", "ddp")):
-        options = [] if strategy == 1 else [f"trainer.strategy={strategy}", "trainer.devices=2"]
+        options = [] if strategy == 1 else on(strategy)
         command = ["experiment=tutorial/simple_model", *options]
         assert command in TRAIN
         directory = tmp_path / f"run{number}"

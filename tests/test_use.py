@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CONF, ROOT, SMALL, Launch, compose_config, environment
+from conftest import CONF, ROOT, SMALL, Launch, compose_config, environment, on
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
 from test_text import SMALL as TEXT
@@ -68,7 +68,7 @@ def test_eval_and_predict_give_what_the_run_itself_gave(
     trained = launch(*model, "predict=true")
     source = f"checkpoint={trained['directory']}"
     expected = torch.load(trained["predictions"], weights_only=True)
-    for where in ((), ("trainer.strategy=ddp", "trainer.devices=3")):
+    for where in ((), on("ddp", 3)):
         tested = use(evaluation, source, *where)
         names = [name for name in trained["metrics"] if name.startswith("test/")]
         assert list(tested["metrics"]) == names != []
@@ -92,7 +92,7 @@ def test_a_table_has_the_samples_in_order_and_every_bit(
     expected = torch.load(trained["predictions"], weights_only=True)
     for suffix, where in (("csv", "ddp"), ("parquet", "dp")):
         output = tmp_path / f"table.{suffix}"
-        place = [f"trainer.strategy={where}", "trainer.devices=2"]
+        place = on(where)
         use(prediction, f"checkpoint={trained['directory']}", f"output={output}", *place)
         if suffix == "csv":
             rows = table(output)

@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import DDP2, ROOT
 
 from lockstep.results import read_result
-
-DDP2 = ["trainer.strategy=ddp", "trainer.devices=2"]
 
 
 @pytest.mark.slow
