@@ -77,6 +77,14 @@ class BreakOnce(Callback):
             os.kill(os.getpid(), getattr(signal, self.how))
 
 
+def break_at(epoch: int, batch: int, how: str = "raise", rank: int = 0) -> str:
+    """The override that adds `BreakOnce` to a run: once in the run's directory, resumed or not."""
+    return (
+        "+callbacks.break={_target_: faults.BreakOnce, directory: '${hydra:runtime.output_dir}', "
+        f"how: {how}, epoch: {epoch}, batch: {batch}, rank: {rank}}}"
+    )
+
+
 class FaultyModule(SupervisedModule):
     """One rank breaks in ``phase``; the others are busy there for longer than a person waits."""
 

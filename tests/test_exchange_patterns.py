@@ -9,6 +9,7 @@ import simulated
 import torch
 from conftest import Launch
 from counting import ranks_agree, traffic
+from faults import break_at
 from left import checkpoint, flat, history, network_weights, weights
 
 RUN = [
@@ -65,10 +66,7 @@ LOW_RANK = [
     "strategy=ddp_power_sgd",
     "strategy.options.hook_options={matrix_approximation_rank: 2, start_powerSGD_iter: 3}",
 ]
-BREAK = (
-    "+callbacks.break={_target_: faults.BreakOnce, directory: '${hydra:runtime.output_dir}', "
-    "how: SIGTERM, epoch: 1, batch: 2, rank: 1}"
-)
+BREAK = break_at(1, 2, "SIGTERM", rank=1)
 
 
 @pytest.mark.processes

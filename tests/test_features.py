@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT, Launch, on
+from faults import break_at
 from left import assert_weights_equal, checkpoint, column, weights
 from recording import indexed
 from torch import Tensor, nn
@@ -275,10 +276,6 @@ def test_a_feature_does_under_a_strategy_what_the_table_says(
     CHECKS[feature](directory)
 
 
-BREAK = (
-    "+callbacks.break={{_target_: faults.BreakOnce, directory: '{}', how: SIGTERM, epoch: 1, "
-    "batch: 3, rank: 0}}"
-)
 LONG = [item for item in MANY if "early" not in item and "features" not in item]
 LONG += ["features=[ema,grad_norm,recompute]", "trainer.max_epochs=3", "callbacks.trace=null"]
 
@@ -292,7 +289,7 @@ def test_a_run_stopped_in_an_epoch_keeps_its_schedule_and_its_average(
     if not reference.exists():
         launch(*LONG, directory=reference)
     with pytest.raises(SystemExit):
-        launch(*LONG, *where(before), BREAK.format(stopped), directory=stopped)
+        launch(*LONG, *where(before), break_at(1, 3, "SIGTERM"), directory=stopped)
     result = launch(f"resume={stopped}", *where(after), directory=stopped)
     assert result["steps"] == STEPS
     assert Path(result["resumed_from"] or "").name == "interrupted.ckpt"

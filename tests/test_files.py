@@ -12,10 +12,11 @@ import pyarrow
 import pytest
 import torch
 from conftest import Launch, quick_and_slow
+from faults import break_at
 from left import assert_weights_equal, weights
 from pyarrow import parquet
 from recording import global_batches, indexed, rows
-from test_resume import RUN, WHERE, assert_same_run, break_at
+from test_resume import RUN, WHERE, assert_same_run
 
 from lockstep.data.tensors import Tensors
 from lockstep.errors import RunFailed, UsageError

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import Launch, quick_and_slow
+from faults import break_at
 from left import assert_weights_equal, checkpoint, history, weights
-from test_resume import break_at
 
 from lockstep.errors import RunFailed, UsageError
 from lockstep.modelparallel.stages import parts_of, stages_of

@@ -7,6 +7,7 @@ import shlex
 
 import pytest
 from conftest import ROOT, Command
+from faults import break_at
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
@@ -74,8 +75,7 @@ ELSEWHERE = {"-m", "--config-dir", "trainer.strategy=ddp", "resume=latest"}
 @pytest.mark.processes
 def test_the_resume_command_goes_on_with_a_run_that_was_stopped(train: Command) -> None:
     assert ["resume=latest"] in TRAIN
-    stop = "{_target_: faults.BreakOnce, directory: '${hydra:runtime.output_dir}', how: SIGTERM, "
-    stopped = train(f"+callbacks.stop={stop}epoch: 2, batch: 5}}")
+    stopped = train(break_at(2, 5, "SIGTERM"))
     assert stopped.returncode == 143, stopped.stderr
     done = train("resume=latest")
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import SMALL, Launch, on, quick_and_slow
+from faults import break_at
 from left import assert_weights_equal, checkpoint, history, weights
 from recording import global_batches, rows
 
@@ -29,10 +30,6 @@ RUN = [
     "trainer.max_epochs=3",
     "trainer.log_every_n_steps=1",
 ]
-BREAK = (
-    "+callbacks.break={{_target_: faults.BreakOnce, directory: '${{hydra:runtime.output_dir}}', "
-    "how: {how}, epoch: {epoch}, batch: {batch}, rank: {rank}}}"
-)
 STEPS = 18
 WHERE = {
     "auto": on("auto", 1),
@@ -41,10 +38,6 @@ WHERE = {
     "ddp-3": on("ddp", 3),
     "spawn-2": on("ddp_spawn"),
 }
-
-
-def break_at(epoch: int, batch: int, how: str = "raise", rank: int = 0) -> str:
-    return BREAK.format(how=how, epoch=epoch, batch=batch, rank=rank)
 
 
 def assert_same_run(directory: Path, reference: Path, broken_at: int | None = None) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from conftest import DDP2, TEST_CONF, Launch
+from faults import break_at
 from left import assert_weights_equal, weights
 from slurm_cluster import Cluster, why_not
-from test_resume import BREAK, RUN, STEPS, assert_same_run
+from test_resume import RUN, STEPS, assert_same_run
 
 from lockstep.results import read_result
 
@@ -45,7 +46,7 @@ def submit(cluster: Cluster, project: Path, *command: str) -> tuple[str, str]:
 def test_a_requeued_job_goes_on_in_its_directory_and_ends_with_the_uninterrupted_weights(
     cluster: Cluster, project: Path, reference: Path
 ) -> None:
-    notice = BREAK.format(how="scancel", epoch=1, batch=2, rank=0)
+    notice = break_at(1, 2, "scancel")
     job, output = submit(cluster, project, "scripts/train.slurm", SETTINGS, *RUN, notice)
 
     run = project / "outputs" / "slurm" / f"{job}.0"
@@ -84,7 +85,7 @@ def test_an_interactive_allocation_with_srun_is_one_run_and_its_exit_status_tell
     cluster: Cluster, project: Path, reference: Path
 ) -> None:
     train = ["srun", "python", "train.py", SETTINGS, *RUN, *DDP2]
-    broken = BREAK.format(how="raise", epoch=0, batch=1, rank=1)
+    broken = break_at(0, 1, rank=1)
     script = project / "both.sh"
     good = " ".join(f"'{part}'" for part in train)
     bad = " ".join('"' + part + '"' for part in [*train[:1], "-K", *train[1:], broken])

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 from conftest import DDP2, TEST_CONF, Launch
+from faults import break_at
 from left import assert_weights_equal, weights
 from slurm_cluster import Cluster, why_not
-from test_resume import RUN, STEPS, assert_same_run, break_at
+from test_resume import RUN, STEPS, assert_same_run
 
 from lockstep.results import read_result
 from lockstep.slurm_sweep.queue import ENDED

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import SMALL, Launch, quick_and_slow
+from faults import break_at
 from left import assert_weights_equal, weights
 from recording import global_batches, indexed, rows
 from streams import Shuffled, streams
-from test_resume import WHERE, break_at
+from test_resume import WHERE
 
 from lockstep.data.stream import Stream
 from lockstep.data.tensors import Tensors
