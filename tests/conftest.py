@@ -27,6 +27,8 @@ from lockstep.results import Result, read_result
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 TEST_CONF = Path(__file__).parent / "conf"
+TRAIN = [str(ROOT / "train.py"), "--config-dir", str(TEST_CONF)]
+"""What Python, or a launcher, is given before the overrides."""
 SMALL = [
     "data=indexed",
     "model=linear",
@@ -53,9 +55,8 @@ pytest.register_assert_rewrite("contract", "left", "watching")
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    for name in ("CUDA_VISIBLE_DEVICES",):
-        if not torch.cuda.is_available():
-            monkeypatch.setenv(name, "")
+    if not torch.cuda.is_available():
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
 def quick_and_slow(cases: list[Any], quick: list[Any]) -> list[Any]:
@@ -156,13 +157,7 @@ def train(tmp_path: Path) -> Command:
         timeout: float = 120,
         warns: str | None = None,
     ) -> Finished:
-        command = [
-            *(launcher or [sys.executable]),
-            str(ROOT / "train.py"),
-            "--config-dir",
-            str(TEST_CONF),
-            *arguments,
-        ]
+        command = [*(launcher or [sys.executable]), *TRAIN, *arguments]
         started = time.monotonic()
         done = subprocess.run(
             command,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conftest import ROOT, TEST_CONF, environment, on
+from conftest import TRAIN, environment, on
 
 INTERFACE = "lsh0"
 PORT = 29400
@@ -153,7 +153,8 @@ def torchrun(
         f"--rdzv-conf=is_host={int(host.number == 0)},read_timeout=5",
         f"--local-addr={host.address}",
         *options,
-        *train(*overrides),
+        *TRAIN,
+        *overrides,
     ]
 
 
@@ -166,12 +167,9 @@ def launch_script(host: Host, nnodes: int, *overrides: str) -> list[str]:
         "--nproc-per-node=2",
         "--master-addr=10.77.0.1",
         f"--master-port={PORT}",
-        *train(*overrides),
+        *TRAIN,
+        *overrides,
     ]
-
-
-def train(*overrides: str) -> list[str]:
-    return [str(ROOT / "train.py"), "--config-dir", str(TEST_CONF), *overrides]
 
 
 def where(nnodes: int, per_host: int = 2) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from conftest import (
     ROOT,
     SMALL,
     TEST_CONF,
+    TRAIN,
     Command,
     assert_no_orphans,
     environment,
@@ -25,6 +27,7 @@ from conftest import (
 )
 from left import checkpoint
 from recording import global_batches, rows
+from test_faults import LONG, WITHIN_S, Started
 
 from lockstep.results import read_result
 from lockstep.summary import closing_block
@@ -217,22 +220,8 @@ def test_the_written_config_runs_again_with_the_same_result(train: Command, tmp_
     config = yaml.safe_load((run / ".hydra" / "config.yaml").read_text())
     assert config["seed"] == before["seed"], "a drawn seed is stored"
     written = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    again = subprocess.run(
-        [
-            sys.executable,
-            str(ROOT / "train.py"),
-            "--config-dir",
-            str(run / ".hydra"),
-            "--config-name",
-            "config",
-            *DDP2,
-            "hydra.run.dir=again",
-        ],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
+    stored = ["--config-dir", str(run / ".hydra"), "--config-name", "config"]  # the last one counts
+    again = train(*stored, *DDP2, "hydra.run.dir=again")
     assert again.returncode == 0, again.stderr
     after = read_result(tmp_path / "again" / "result.json")
     for name, value in before["metrics"].items():
@@ -286,49 +275,9 @@ def test_a_port_in_use_does_not_matter(train: Command) -> None:
             assert done.returncode == 0, done.stderr
 
 
-def start(tmp_path: Path, where: str, *overrides: str) -> subprocess.Popen[str]:
-    """A long run, in a session of its own."""
-    strategy = "ddp" if where == "sweep" else where
-    command = [
-        sys.executable,
-        str(ROOT / "train.py"),
-        "--config-dir",
-        str(TEST_CONF),
-        *(["-m", "seed=1,2"] if where == "sweep" else []),
-        *SMALL,
-        "model._target_=recording.SleepingModule",
-        "callbacks=recording",
-        *on(strategy, 1 if strategy == "auto" else 2),
-        "trainer.max_epochs=100",
-        *overrides,
-    ]
-    return subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=environment(),
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def end_of(process: subprocess.Popen[str]) -> tuple[int, str, float]:
-    """Exit status, output and seconds until the end of a run that was signalled."""
-    started = time.monotonic()
-    try:
-        text, _ = process.communicate(timeout=30)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    return process.returncode, text, time.monotonic() - started
-
-
-def rank_pid(directory: Path, rank: int) -> int:
-    return int((directory / f"started-{rank}").read_text())
-
-
+RECORDED = [*LONG, "callbacks=recording"]
+PLACES = {"auto": on("auto", 1), "ddp": DDP2, "ddp_spawn": on("ddp_spawn")}
+PLACES["sweep"] = [*DDP2, "seed=1,2", "-m"]
 STATUS = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143}
 SIGNALLED = [
     *((where, "parent") for where in ("auto", "ddp", "ddp_spawn", "sweep")),
@@ -355,19 +304,21 @@ def test_a_signal_saves_a_checkpoint_and_ends_the_run_with_its_status(
     tmp_path: Path, name: str, where: str, to: str
 ) -> None:
     sent = getattr(signal, name)
-    process = start(tmp_path, where)
-    wait_for(tmp_path, process, f"seen-{0 if where == 'auto' else 1}.jsonl")
+    started = Started(tmp_path, *RECORDED, *PLACES[where])
+    started.wait_for(f"**/seen-{0 if where == 'auto' else 1}.jsonl")
     if to == "group":
-        os.killpg(process.pid, sent)
+        os.killpg(started.process.pid, sent)
+    elif to == "parent":
+        os.kill(started.process.pid, sent)
     else:
-        os.kill(process.pid if to == "parent" else rank_pid(tmp_path, int(to[-1])), sent)
-    returncode, text, _ = end_of(process)
-    assert returncode == STATUS[name], text
-    assert_no_orphans(str(tmp_path))
+        os.kill(int((tmp_path / f"started-{to[-1]}").read_text()), sent)
+    status, _ = started.ends()
+    text = started.text()
+    assert status == STATUS[name], text
     (run,) = directories(tmp_path)  # of a sweep, the second job is not started
     assert read_result(run / "result.json")["status"] == "interrupted"
     if where == "sweep":
-        assert "  #1  not started  seed=2 " in text
+        assert re.search(r"^  #1  not started  .* seed=2$", text, re.MULTILINE)
     step = checkpoint(run, "interrupted")["global_step"]
     assert step > 0
     trained = Counter(row["rank"] for row in rows(run) if row["stage"] == "train")
@@ -377,32 +328,23 @@ def test_a_signal_saves_a_checkpoint_and_ends_the_run_with_its_status(
 
 
 def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
-    process = start(tmp_path, "ddp", "+model.seconds=15")
-    wait_for(tmp_path, process, "started-1")
-    os.kill(process.pid, signal.SIGINT)
+    long = [f"+model.seconds={2 * WITHIN_S}", "launch.grace_s=60"]
+    run = Started(tmp_path, *LONG, *DDP2, *long)
+    run.wait_for("started-1")
+    os.kill(run.process.pid, signal.SIGINT)
     time.sleep(1)
-    assert process.poll() is None, "the first one waits for the step to end"
-    os.kill(process.pid, signal.SIGINT)
-    returncode, text, seconds = end_of(process)
-    assert returncode == 130, text
-    assert seconds < 10, "a step takes 15 s"
-    assert_no_orphans(str(tmp_path))
-
-
-def wait_for(directory: Path, process: subprocess.Popen[str], sign: str) -> None:
-    deadline = time.monotonic() + 60
-    while not list(directory.glob(f"**/{sign}")):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert run.process.poll() is None, "the first one waits for the step to end"
+    os.kill(run.process.pid, signal.SIGINT)
+    status, _ = run.ends()  # within half of a step
+    assert status == 130, run.text()
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("ddp_spawn", marks=pytest.mark.slow)])
 def test_ranks_end_when_the_launching_process_is_killed(tmp_path: Path, strategy: str) -> None:
-    process = start(tmp_path, strategy)
-    wait_for(tmp_path, process, "seen-1.jsonl")
-    process.kill()
-    process.communicate()
+    run = Started(tmp_path, *RECORDED, *PLACES[strategy])
+    run.wait_for("**/seen-1.jsonl")
+    run.process.kill()
+    run.process.wait()
     assert_no_orphans(str(tmp_path), within_s=15)
 
 
@@ -418,15 +360,7 @@ def test_thirty_small_ddp_runs_all_exit_with_zero(train: Command) -> None:
 def test_a_terminal_shows_a_bar_and_whole_log_lines(tmp_path: Path) -> None:
     import pty
 
-    command = [
-        sys.executable,
-        str(ROOT / "train.py"),
-        "--config-dir",
-        str(TEST_CONF),
-        *SMALL,
-        *DDP2,
-        "model._target_=recording.SleepingModule",
-    ]
+    command = [sys.executable, *TRAIN, *SMALL, *DDP2, "model._target_=recording.SleepingModule"]
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment(), stdout=theirs, stderr=subprocess.STDOUT
@@ -452,19 +386,10 @@ def test_a_terminal_shows_a_bar_and_whole_log_lines(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_and_what_was_written_is_kept(tmp_path: Path, where: list[str]) -> None:
     import resource
 
-    command = [
-        sys.executable,
-        str(ROOT / "train.py"),
-        "--config-dir",
-        str(TEST_CONF),
-        *SMALL,
-        *where,
-        "model=mlp",
-        "model.network.width=128",
-    ]
+    overrides = [*SMALL, *where, "model=mlp", "model.network.width=128"]
     limit = 30_000  # bytes a file: the log and the result fit, a checkpoint does not
     done = subprocess.run(
-        command,
+        [sys.executable, *TRAIN, *overrides],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from conftest import (
     DDP2,
-    ROOT,
     SMALL,
-    TEST_CONF,
+    TRAIN,
+    Command,
     assert_no_orphans,
     environment,
     on,
@@ -33,9 +33,8 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals"),
 ]
-WITHIN_S = 5.0
-"""From fault to exit; asserted with a margin, since two cores run other things too."""
-MARGIN_S = 10.0
+WITHIN_S = 15.0
+"""From fault to exit; 5 s on a machine that does nothing else."""
 
 
 class Started:
@@ -43,10 +42,9 @@ class Started:
 
     def __init__(self, directory: Path, *overrides: str) -> None:
         self.directory, self.log = directory, directory / "output"
-        command = [sys.executable, str(ROOT / "train.py"), "--config-dir", str(TEST_CONF)]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [*command, *SMALL, *overrides],
+                [sys.executable, *TRAIN, *SMALL, *overrides],
                 cwd=directory,
                 env=environment(),
                 start_new_session=True,
@@ -57,7 +55,7 @@ class Started:
     def wait_for(self, pattern: str) -> None:
         deadline = time.monotonic() + 60
         while not list(self.directory.glob(pattern)):
-            assert self.process.poll() is None, self.log.read_text()
+            assert self.process.poll() is None, self.text()
             assert time.monotonic() < deadline, f"no {pattern} after 60 s"
             time.sleep(0.02)
 
@@ -70,9 +68,13 @@ class Started:
             if self.process.poll() is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
         seconds = time.monotonic() - started
-        assert seconds < WITHIN_S + MARGIN_S, f"{seconds:.1f} s from fault to exit"
+        assert seconds < WITHIN_S, f"{seconds:.1f} s from fault to exit"
         assert_no_orphans(str(self.directory))
-        return status, self.log.read_text().strip().splitlines()[-1]
+        return status, self.text().strip().splitlines()[-1]
+
+    def text(self) -> str:
+        """What it has printed so far."""
+        return self.log.read_text()
 
     def error(self) -> str:
         (path,) = self.directory.glob("**/result.json")
@@ -103,7 +105,7 @@ def test_an_exception_ends_all_ranks_while_the_other_is_busy(
     status, line = run.ends()
     assert status == 1
     assert line == f"failed: rank {rank}: RuntimeError: broken in {phase}"
-    assert run.log.read_text().count("Traceback (most recent call last)") == 1
+    assert run.text().count("Traceback (most recent call last)") == 1
     assert run.error() == f"rank {rank}: RuntimeError: broken in {phase}"
 
 
@@ -121,9 +123,7 @@ def test_an_exception_in_a_data_worker_names_the_sample(tmp_path: Path, where: l
 
 
 def test_a_killed_fork_server_ends_the_run(tmp_path: Path) -> None:
-    run = Started(
-        tmp_path, *DDP2, "model._target_=recording.SleepingModule", "trainer.max_epochs=99"
-    )
+    run = Started(tmp_path, *DDP2, *LONG)
     run.wait_for("started-1")
     servers = [
         process["pid"]
@@ -141,9 +141,7 @@ def test_a_killed_fork_server_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_the_system_kills_for_memory_is_named(tmp_path: Path, rank: int) -> None:
-    run = Started(
-        tmp_path, *DDP2, "model._target_=recording.SleepingModule", "trainer.max_epochs=99"
-    )
+    run = Started(tmp_path, *DDP2, *LONG)
     run.wait_for("started-1")
     os.kill(int((tmp_path / f"started-{rank}").read_text()), signal.SIGKILL)
     status, line = run.ends()
@@ -156,7 +154,7 @@ def test_a_rank_that_the_system_kills_for_memory_is_named(tmp_path: Path, rank: 
     [pytest.param([], id="auto", marks=pytest.mark.slow), pytest.param(DDP2, id="ddp")],
 )
 def test_a_disk_that_fills_up_while_saving_leaves_the_previous_checkpoint(
-    tmp_path: Path, where: list[str]
+    tmp_path: Path, train: Command, where: list[str]
 ) -> None:
     """The limit on a file's size is lowered after the first epoch's checkpoint."""
     run = Started(
@@ -168,28 +166,14 @@ def test_a_disk_that_fills_up_while_saving_leaves_the_previous_checkpoint(
         "+callbacks.full={_target_: faults.FullDisk, after_epoch: 1, limit: 30000}",
     )
     assert run.process.wait(timeout=60) == 1
-    last = run.log.read_text().strip().splitlines()[-1]
+    last = run.text().strip().splitlines()[-1]
     assert re.search(r"error: .*ckpt.* cannot be written: File too large\.", last), last
     (directory,) = (path.parent for path in tmp_path.glob("outputs/*/*/result.json"))
     assert checkpoint(directory)["epoch"] == 0
     assert not list(directory.glob("**/*.tmp"))
-    again = subprocess.run(
-        [
-            sys.executable,
-            str(ROOT / "train.py"),
-            "--config-dir",
-            str(TEST_CONF),
-            "resume=latest",
-            "+callbacks.full=null",
-        ],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
+    again = train("resume=latest", "+callbacks.full=null")
     assert again.returncode == 0, again.stderr
     assert read_result(directory / "result.json")["epochs"] == 4
-    assert_no_orphans(str(tmp_path))
 
 
 def test_a_file_that_may_not_be_opened_is_not_said_to_be_written() -> None:
