@@ -516,8 +516,8 @@ def test_dp_manual_optimization_equals_single_device(schedule):
     assert_same_training(fit(Manual, devices=3), single(Manual))
 
 
-def test_dp_bf16_mixed_computes_replicas_in_bf16_and_trains(schedule):
-    dtypes = set()
+def mixed(dtypes: set) -> type[Module]:
+    """A module that notes each replica with the type of its outputs."""
 
     class Mixed(Module):
         def forward(self, x):
@@ -525,7 +525,12 @@ def test_dp_bf16_mixed_computes_replicas_in_bf16_and_trains(schedule):
             dtypes.add((current_replica(), out.dtype))
             return out
 
-    one = fit(Mixed, precision="bf16-mixed")
+    return Mixed
+
+
+def test_dp_bf16_mixed_computes_replicas_in_bf16_and_trains(schedule):
+    dtypes = set()
+    one = fit(mixed(dtypes), precision="bf16-mixed")
     assert dtypes == {(0, torch.bfloat16), (1, torch.bfloat16)}
     assert_same_training(one, single(precision="bf16-mixed"), rtol=2e-2, atol=2e-2)
 
@@ -749,12 +754,5 @@ def test_dp_on_gpus_trains_recurrent_networks_without_warnings():
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
 def test_dp_on_gpus_computes_replicas_in_bf16_under_autocast():
     dtypes = set()
-
-    class Mixed(Module):
-        def forward(self, x):
-            out = super().forward(x)
-            dtypes.add((current_replica(), out.dtype))
-            return out
-
-    fit(Mixed, devices=2, accelerator="gpu", precision="bf16-mixed")
+    fit(mixed(dtypes), devices=2, accelerator="gpu", precision="bf16-mixed")
     assert dtypes == {(0, torch.bfloat16), (1, torch.bfloat16)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 import shutil
 import sys
 import threading
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, Launch, on, quick_and_slow
+from conftest import Launch, on, quick_and_slow
 from left import history, network_weights
 from pictures import archive, global_images, write_folders
 from PIL import Image
@@ -33,7 +32,6 @@ from lockstep.workloads.image.network import CNN, resnet18, vgg11
 
 SQUARE = {"mean": [0.5], "std": [0.5]}
 PLACES = [("single", 1, 2), ("dp", 2, 0), ("ddp", 2, 0), ("ddp", 2, 2), ("ddp_spawn", 2, 2)]
-DOCUMENT = ROOT / "docs" / "workloads" / "image.md"
 MNIST = ["data=mnist5k", "optimizer=sgd", "scheduler=none", "callbacks=unmonitored", "test=false"]
 FEW_STEPS = [
     "data.global_batch_size=16",
@@ -565,9 +563,3 @@ def test_a_network_that_cannot_be_is_refused() -> None:
         resnet18(1, 10, norm="layer")
     with pytest.raises(UsageError, match="got 20 and 8"):
         CNN(1, 10, width=20)
-
-
-def test_the_document_names_tests_of_this_file() -> None:
-    named = set(re.findall(r"`(test_\w+)`", DOCUMENT.read_text()))
-    assert len(named) > 3
-    assert named <= globals().keys()

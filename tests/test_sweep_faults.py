@@ -8,19 +8,12 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, SMALL, Command
-from test_slots import needs_two_cores
-
-from lockstep.results import Result, read_result
+from test_slots import needs_two_cores, results
 
 pytestmark = pytest.mark.processes
 ONE_BY_ONE = ["-m"]
 AT_ONCE = ["-m", "hydra/launcher=slots", "hydra.launcher.slots=2"]
 LAUNCHERS = [ONE_BY_ONE, pytest.param(AT_ONCE, marks=needs_two_cores)]
-
-
-def results(directory: Path) -> dict[str, Result]:
-    paths = directory.glob("multirun/*/*/*/result.json")
-    return {path.parent.name: read_result(path) for path in paths}
 
 
 @pytest.mark.parametrize("sweep", LAUNCHERS, ids=["one by one", "at once"])
