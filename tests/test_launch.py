@@ -206,10 +206,10 @@ def test_a_rank_that_stops_answering_ends_the_run_within_the_timeout(launch: Lau
 
 
 def test_a_lambda_in_the_module_is_named_under_ddp_spawn(launch: Launch) -> None:
-    where = on("ddp_spawn")
+    run = [*SMALL, "model._target_=recording.LambdaModule"]
     with pytest.raises(UsageError, match=r"module\.activation cannot be pickled"):
-        launch(*SMALL, "model=with_lambda", *where)
-    assert launch(*SMALL, "model=with_lambda", *DDP2)["status"] == "finished"
+        launch(*run, *on("ddp_spawn"))
+    assert launch(*run, *DDP2)["status"] == "finished"
 
 
 @pytest.mark.parametrize("strategy", ["auto", "dp", "ddp", "ddp_spawn"])
@@ -242,7 +242,7 @@ def test_a_nan_loss_stops_at_its_step_and_keeps_the_last_good_state(
 def test_an_empty_data_set_is_refused(launch: Launch) -> None:
     for where in ([], DDP2):
         with pytest.raises(UsageError, match="train data set must hold at least one sample; got 0"):
-            launch("data=empty", "model=linear", *where)
+            launch("data=indexed", "data.datasets.train=0", "model=linear", *where)
 
 
 def test_ranks_that_joined_with_another_config_are_refused(launch: Launch) -> None:
@@ -255,7 +255,7 @@ def test_ranks_that_joined_with_another_config_are_refused(launch: Launch) -> No
         )
 
 
-def test_fork_server_and_ranks_end_with_the_command(train, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_fork_server_and_ranks_end_with_the_command(train: Command, tmp_path: Path) -> None:
     done = train(*SMALL, *DDP2)
     assert done.returncode == 0, done.stderr
     assert_no_orphans(str(tmp_path), within_s=0.5)
@@ -274,9 +274,8 @@ def test_a_batch_larger_than_the_data_is_one_batch_of_all_said_once(
 
 
 def test_an_open_file_in_the_module_is_named_under_ddp_spawn(launch: Launch) -> None:
-    where = on("ddp_spawn")
     with pytest.raises(UsageError, match=r"module\.handle cannot be pickled"):
-        launch(*SMALL, "model=with_lambda", "model._target_=recording.OpenFileModule", *where)
+        launch(*SMALL, "model._target_=recording.OpenFileModule", *on("ddp_spawn"))
 
 
 def test_a_nan_in_a_module_of_ones_own_stops_too(launch: Launch) -> None:
@@ -296,8 +295,9 @@ SHORT = ["trainer.max_epochs=1", "objective=train/loss", "data.num_workers=1"]
 
 def test_a_data_set_that_loader_processes_cannot_get_is_named(launch: Launch) -> None:
     words = r"by pickle, which failed with .*'Unpicklable.__init__.<locals>.<lambda>'"
+    data = ["data=drawing", "data.datasets._target_=recording.unpicklable"]
     with pytest.raises(UsageError, match=words):
-        launch("data=unpicklable", *DRAWN, *SHORT, *DDP2)
+        launch(*data, *DRAWN, *SHORT, *DDP2)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("ddp_spawn", marks=pytest.mark.slow)])

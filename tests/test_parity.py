@@ -124,7 +124,7 @@ DEPENDENT = {
         "a loader of its own gives ranks other batches: return Splits (DataLoader)",
     ),
     "rank_metric": (
-        [*TEACHER, "model=worst_of_rank"],
+        [*TEACHER, "model=linear", "model._target_=split_dependent.WorstOfRank"],
         "test/worst alone: a mean of the ranks' values? Log a torchmetrics object",
     ),
 }
