@@ -72,7 +72,7 @@ def peaks(command: str, directory: Path) -> tuple[float, float]:
         while running.poll() is None:
             tree = [running.pid, *(p.pid for p in psutil.Process().children(recursive=True))]
             for pid in tree:
-                most = tuple(map(max, most, held(pid)))  # type: ignore[assignment]
+                most = tuple(map(max, most, held(pid)))
             time.sleep(0.05)
     if running.returncode:
         raise RuntimeError(f"{command} failed:\n{(directory / 'said.txt').read_text()[-2000:]}")

@@ -64,9 +64,9 @@ def row(strategy: str, ranks: int, megabits: float, found: Measured) -> dict[str
 
 
 def line(row: dict[str, object]) -> str:
-    taken: list[float] = row["step_s"]  # type: ignore[assignment]
+    taken: list[float] = row["step_s"]
     spread = f"{median(taken):.2f} ({min(taken):.2f} to {max(taken):.2f})"
-    moved: float = row["wire_bytes_per_step"]  # type: ignore[assignment]
+    moved: float = row["wire_bytes_per_step"]
     return (
         f"{row['strategy']:8}  {row['ranks']}  {spread:30}  {row['model_s']:.2f}  {moved / 1e6:.2f}"
     )
@@ -82,9 +82,9 @@ def draw(rows: list[dict[str, object]], megabits: float) -> None:
         mine = [row for row in rows if row["strategy"] == strategy]
         counts = [row["ranks"] for row in mine]
         times = [row["step_s"] for row in mine]
-        middle = [median(taken) for taken in times]  # type: ignore[type-var]
-        below = [m - min(taken) for m, taken in zip(middle, times, strict=True)]  # type: ignore
-        above = [max(taken) - m for m, taken in zip(middle, times, strict=True)]  # type: ignore
+        middle = [median(taken) for taken in times]
+        below = [m - min(taken) for m, taken in zip(middle, times, strict=True)]
+        above = [max(taken) - m for m, taken in zip(middle, times, strict=True)]
         axes.errorbar(
             counts, middle, yerr=[below, above], fmt="o", capsize=3, color=color, label=strategy
         )

@@ -50,7 +50,7 @@ def outcome_of(
         del composed["hydra"]  # as Hydra does it; its own config stays behind
     run = prepare(composed)
     built = build_here(run)
-    built.trainer.callbacks.extend(watching)  # type: ignore[attr-defined]
+    built.trainer.callbacks.extend(watching)
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         return compute(built, run)
 

@@ -52,7 +52,7 @@ def linear() -> dict[str, Way]:
 
     def by_hand(batches: Callable[..., object]) -> Way:
         def epoch(_: Path) -> float:
-            stamps = train(nn.Linear(10, 1), nn.MSELoss(), batches(data, 32))  # type: ignore[arg-type]
+            stamps = train(nn.Linear(10, 1), nn.MSELoss(), batches(data, 32))
             return (stamps[-1] - stamps[0]) / LINEAR_STEPS
 
         return epoch

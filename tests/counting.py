@@ -32,7 +32,7 @@ class Traffic(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Come first: what the other callbacks exchange when training has ended is no step's."""
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks: list[Callback] = trainer.callbacks
         callbacks.remove(self)
         callbacks.insert(0, self)
 

@@ -17,7 +17,7 @@ import psutil
 import torch
 import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from lockstep.data import Splits
@@ -240,10 +240,6 @@ class CompiledModule(SupervisedModule):
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
         self.network = torch.compile(self.network, backend="eager")
-
-
-def dropping() -> nn.Module:
-    return nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 1))
 
 
 def without_validation(train: int, val: int, test: int) -> Splits:

@@ -50,14 +50,14 @@ def test_gradients_are_exchanged_in_every_other_step_only(monkeypatch: pytest.Mo
     """A process group of one, whose all-reduces are counted."""
     import torch.distributed as dist
 
-    store = dist.HashStore()  # type: ignore[attr-defined]
+    store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         network = torch.nn.Linear(3, 1)
         model = DistributedDataParallel(network)
         exchanged = []
 
-        def count(_, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations
+        def count(_, bucket):  # without annotations: torch compares them
             exchanged.append(bucket.index())
             future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
             future.set_result(bucket.buffer())
@@ -76,7 +76,7 @@ def test_gradients_are_exchanged_in_every_other_step_only(monkeypatch: pytest.Mo
         cost = ExchangeCost()
         cost._batch = torch.ones(2, 3)
         before = [weight.clone() for weight in network.parameters()]
-        assert cost._measure(Trainer(), network, model) >= 0  # type: ignore[arg-type]
+        assert cost._measure(Trainer(), network, model) >= 0
         assert len(exchanged) == ROUNDS + 1
         assert all(map(torch.equal, before, network.parameters()))
         assert all(weight.grad is None for weight in network.parameters())

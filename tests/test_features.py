@@ -130,7 +130,7 @@ def by_hand() -> tuple[dict[str, Tensor], dict[str, Tensor], list[float]]:
     average = AveragedModel(network, avg_fn=get_ema_avg_fn(0.8))
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
     scheduler = warmup(optimizer, warmup_steps=3, total_steps=24)  # of 6 epochs, stopped or not
-    inputs, targets = indexed(64, 1, 1).train.tensors  # type: ignore[attr-defined]
+    inputs, targets = indexed(64, 1, 1).train.tensors
     norms = []
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -167,7 +167,7 @@ def check_average(directory: Path) -> None:
     # The last validation was the average's.
     network = MLP(10, 1, width=8)
     network.load_state_dict(average)
-    inputs, targets = indexed(64, 33, 33).val.tensors  # type: ignore[union-attr]
+    inputs, targets = indexed(64, 33, 33).val.tensors
     loss = nn.functional.mse_loss(network(inputs), targets).item()
     assert column(directory, "val/loss")[-1] == pytest.approx(loss, rel=1e-6)
 

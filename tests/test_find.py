@@ -36,7 +36,7 @@ def by_hand() -> list[float]:
     seed_everything(0)
     network = MLP(10, 1, width=8)
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
-    inputs, targets = indexed(SAMPLES, 1, 1).train.tensors  # type: ignore[attr-defined]
+    inputs, targets = indexed(SAMPLES, 1, 1).train.tensors
     windows = []
     for epoch in range(STEPS):
         batches = epoch_order(SAMPLES, 0, epoch, shuffle=True).split(BATCH)
@@ -47,7 +47,7 @@ def by_hand() -> list[float]:
         optimizer.zero_grad()
         window = windows[step]
         parts = [nn.functional.mse_loss(network(inputs[rows]), targets[rows]) for rows in window]
-        (sum(parts) / ACCUMULATED).backward()  # type: ignore[union-attr]  # as Lightning has it
+        (sum(parts) / ACCUMULATED).backward()  # as Lightning has it
         optimizer.step()
         losses.append(sum(part.item() for part in parts) / len(window))
     return losses

@@ -70,7 +70,7 @@ def test_dropout_accumulation_and_clipped_values_are_those_of_one_device(
 @pytest.fixture
 def alone() -> Iterator[None]:
     """A process group of this process."""
-    store = dist.HashStore()  # type: ignore[attr-defined]
+    store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -112,7 +112,7 @@ def test_a_pipeline_makes_as_many_micro_batches_as_are_asked(
     output = pipeline(rows)
     assert torch.equal(output, 2 * rows)
     (output * torch.arange(8.0)[:, None]).sum().backward()
-    assert torch.equal(rows.grad, 2 * torch.arange(8.0)[:, None].expand(8, 2))  # type: ignore[arg-type]
+    assert torch.equal(rows.grad, 2 * torch.arange(8.0)[:, None].expand(8, 2))
     assert seen == sizes
     with pytest.raises(UsageError, match=r"got 0\. Use for example 2"):
         PipelineStrategy(Mesh(1, 1), 0)

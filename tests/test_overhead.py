@@ -64,7 +64,7 @@ def test_only_hooks_that_do_something_are_called() -> None:
     assert callable(speaking.on_before_zero_grad)
     assert speaking.on_after_backward is None
     assert callable(module.on_after_backward)
-    assert module.on_before_zero_grad is None  # type: ignore[comparison-overlap]
+    assert module.on_before_zero_grad is None
     assert callable(module.on_test_batch_start), "Lightning reads its signature"
 
 
@@ -73,15 +73,15 @@ def test_what_was_left_out_survives_pickling_and_copying() -> None:
     trim(trainer_with(silent), module)
     for again in (pickle.loads(pickle.dumps(silent)), copy.deepcopy(silent)):
         assert again.on_train_batch_end is None
-    assert copy.deepcopy(module).on_before_zero_grad is None  # type: ignore[comparison-overlap]
+    assert copy.deepcopy(module).on_before_zero_grad is None
 
 
 def test_a_profiler_that_was_asked_for_stays() -> None:
     plain, profiled = trainer_with(), trainer_with(profiler="simple")
     for trainer in (plain, profiled):
         trim(trainer, Module())
-    assert isinstance(plain.profiler, Unprofiled)  # type: ignore[attr-defined]
-    assert isinstance(profiled.profiler, SimpleProfiler)  # type: ignore[attr-defined]
+    assert isinstance(plain.profiler, Unprofiled)
+    assert isinstance(profiled.profiler, SimpleProfiler)
 
 
 class Counting(Callback):

@@ -35,7 +35,6 @@ from lockstep.search.study import (
 )
 
 SEARCH = ["-m", "hydra/sweeper=optuna"]
-UNPRUNED = make_pruner(None, {})
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_a_table_shows_what_runs_and_how_long_it_will_take() -> None:
     )
     console = Console(file=io.StringIO(), width=100)
     console.print(board.table())
-    assert re.search(r"#2 +0 +0 +x=\[2\]", console.file.getvalue())  # type: ignore[attr-defined]
+    assert re.search(r"#2 +0 +0 +x=\[2\]", console.file.getvalue())
 
 
 def most_at_once(output: str) -> int:

@@ -89,7 +89,7 @@ def test_a_stream_draws_nothing_from_the_generators_of_the_process() -> None:
 @pytest.mark.parametrize(("off_by", "what"), [(-1, "ended after 66"), (1, "goes on after that")])
 def test_a_stream_of_another_length_than_it_says_is_refused(off_by: int, what: str) -> None:
     source = streams("Sized", 67, 1, 1, off_by).train
-    stream = Stream(source, "train")  # type: ignore[arg-type]
+    stream = Stream(source, "train")
     with pytest.raises(UsageError, match=f"Sized says 67, and it {what}"):
         stream.read(list(range(67)))
 

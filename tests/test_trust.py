@@ -28,7 +28,7 @@ class Harm:
         self.file = file
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        return Path.touch, (self.file,)  # type: ignore[return-value]
+        return Path.touch, (self.file,)
 
 
 @pytest.mark.parametrize(
