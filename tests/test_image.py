@@ -76,7 +76,7 @@ def test_augmented_global_batches_are_equal_for_any_ranks_and_loader_processes(
     assert pixels(launch, *where(strategy, devices), f"data.num_workers={workers}") == alone
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
 def test_draws_of_a_sample_differ_between_epochs_seeds_and_samples(
     launch: Launch, workers: int
 ) -> None:

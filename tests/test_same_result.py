@@ -158,6 +158,7 @@ def test_a_module_of_ones_own_trains_to_the_weights_of_one_device(
         assert_weights_equal(spread, single, of=f"{strategy} on {devices}")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("reduction", "told"), quick_and_slow([("sum", 1), ("mean", 0)], [("sum", 1)])
 )

@@ -203,7 +203,7 @@ def test_what_breaks_is_a_row_and_the_others_go_on(train: Command) -> None:
     assert "4 failed" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
-    done = train(*TWO, *SMALL, "trainer.devices=5,1", env={"SLOTS_TEST": "1"})
+    done = train(*TWO, *SMALL, "trainer.devices=5,1")
     assert done.returncode == 1
     newest = max(done.directory.glob("multirun/*/*"), key=lambda path: path.stat().st_mtime)
     big, small = (read_result(newest / name / "result.json") for name in "01")
