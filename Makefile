@@ -9,10 +9,10 @@ ARGS ?=
 
 RUN := .venv/bin/python
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+SITE := $(RUN) -m sphinx -W --keep-going -n -q -d build/doctrees docs build/docs
 SIX_JOBS := trainer.strategy=dp,ddp,ddp_spawn trainer.devices=1,2
 
-.PHONY: help setup train sweep test test-fast test-slow test-cluster check format bench docs clean distclean \
-  new update template
+.PHONY: help setup train sweep test test-fast test-slow test-cluster check format bench docs clean distclean
 
 help: ## List the targets (default)
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.x]'
@@ -27,18 +27,17 @@ sweep: setup ## Run a sweep; without ARGS: dp, ddp and ddp_spawn, each on 1 and 
 	$(RUN) train.py -m $(if $(ARGS),$(ARGS),$(SIX_JOBS))
 
 test: setup ## Run all tests but the slow ones; ARGS go to pytest
-	$(RUN) -m pytest -m "not slow and not cluster and not slurm" $(ARGS)
+	$(RUN) -m pytest -m "not slow and not cluster" $(ARGS)
 
 test-fast: setup ## Run the tests that start no processes
-	$(RUN) -m pytest -m "not slow and not processes and not cluster and not slurm" $(ARGS)
+	$(RUN) -m pytest -m "not slow and not processes and not cluster" $(ARGS)
 
 test-slow: setup ## Run the slow tests, which are combinations of what make test covers
-	$(RUN) -m pytest -m "slow and not cluster and not slurm" $(ARGS)
-
+	$(RUN) -m pytest -m "slow and not cluster" $(ARGS)
 
 test-cluster: setup ## Run the tests over hosts and under SLURM, made on this machine: needs root
 	scripts/fetch-slurm.sh
-	$(RUN) -m pytest -m "cluster or slurm" $(ARGS)
+	$(RUN) -m pytest -m cluster $(ARGS)
 
 check: setup ## Check format, lint, types, YAML, workflows, spelling, links of docs/; changes nothing
 	$(RUN) -m ruff format --check .
@@ -49,9 +48,10 @@ check: setup ## Check format, lint, types, YAML, workflows, spelling, links of d
 	$(RUN) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(RUN) -m check_jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(RUN) -m check_jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml
-	$(RUN) -m sphinx -W --keep-going -n -q -d build/doctrees docs build/docs
+	$(SITE)
 
 # only: starter
+.PHONY: new update template
 new: setup ## Make a project of your own: make new NAME=my_project DEST=../my-project [WITHOUT=text,recsys]
 	$(RUN) -m lockstep.new "$(NAME)" $(if $(DEST),"$(DEST)",--here) \
 	  $(if $(WITHOUT),--without "$(WITHOUT)") $(if $(HOLDER),--holder "$(HOLDER)")
@@ -71,7 +71,7 @@ bench: setup ## Run the benchmarks; ARGS go to them
 	$(RUN) -m benchmarks $(ARGS)
 
 docs: setup ## Build the site into build/docs; open index.html there, no server needed
-	$(RUN) -m sphinx -W --keep-going -n -q -d build/doctrees docs build/docs
+	$(SITE)
 
 clean: ## Remove caches and all runs: outputs/ and multirun/
 	find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -561,5 +561,5 @@ def test_networks_map_images_to_logits_and_pickle(
 def test_a_network_that_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match="must be batch or group; got 'layer'"):
         resnet18(1, 10, norm="layer")
-    with pytest.raises(UsageError, match="got 20 and 8"):
+    with pytest.raises(UsageError, match=r"groups; got 20 and 8\. Use 16 or 24"):
         CNN(1, 10, width=20)

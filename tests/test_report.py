@@ -353,7 +353,7 @@ def test_without_matplotlib_the_tables_are_written_and_the_extra_is_named(tmp_pa
     )
     assert done.returncode == 0, done.stderr
     assert "no plots: matplotlib" in done.stdout
-    assert "pip install 'lockstep[report]'" in done.stdout
+    assert "pip install 'lockstep[plots]'" in done.stdout
     assert (tmp_path / "report.html").exists()
 
 

@@ -14,7 +14,7 @@ from test_resume import RUN, STEPS, assert_same_run
 from lockstep.results import read_result
 
 pytestmark = [
-    pytest.mark.slurm,
+    pytest.mark.cluster,
     pytest.mark.processes,
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]

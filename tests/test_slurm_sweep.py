@@ -21,7 +21,7 @@ from lockstep.results import read_result
 from lockstep.slurm_sweep.queue import ENDED
 
 pytestmark = [
-    pytest.mark.slurm,
+    pytest.mark.cluster,
     pytest.mark.processes,
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]

@@ -38,6 +38,12 @@ class Splits:
     """The test loss that no model can undercut, where it is known; shown beside the result."""
 
 
+def train_split(trainer: Any) -> Any:
+    """The training data of ``trainer``'s `DataModule`; None without one."""
+    data = getattr(trainer, "datamodule", None)
+    return data.splits.train if isinstance(data, DataModule) else None
+
+
 def as_fetched(batch: Any) -> Any:
     """Collate nothing: `__getitems__` has made the batch."""
     return batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 from typing_extensions import override
 
+from lockstep.data.epoch import Epoch
 from lockstep.errors import UsageError
 
 
@@ -31,8 +31,7 @@ class Stream(Dataset[Any]):
 
     def __init__(self, source: IterableDataset[Any], name: str) -> None:
         self.source, self.name = source, name
-        self._seed, self._epoch, self._owner = 0, torch.zeros(1, dtype=torch.int64), -1
-        self._next = 0
+        self._epoch, self._next = Epoch(), 0
         self._iterator: Iterator[Any] | None = None
         self._draws: tuple[Any, ...] | None = None
 
@@ -40,13 +39,7 @@ class Stream(Dataset[Any]):
         return len(self.source)  # type: ignore[arg-type]  # DataModule asks only who has one
 
     def start_epoch(self, seed: int, epoch: int) -> None:
-        """Loader processes outlive an epoch: it reaches their copies in shared memory, which each
-        rank makes for itself."""
-        self._seed = seed
-        if self._owner != os.getpid():
-            self._owner, self._epoch = os.getpid(), torch.zeros(1, dtype=torch.int64)
-            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
-        self._epoch.fill_(epoch)
+        self._epoch.start(seed, epoch)
         self._restart()
 
     @override
@@ -65,7 +58,7 @@ class Stream(Dataset[Any]):
 
     def _sample(self, index: int) -> Any:
         if self._iterator is None:
-            for hook, place in (("start_epoch", (self._seed,)), ("set_epoch", ())):
+            for hook, place in (("start_epoch", (self._epoch.seed,)), ("set_epoch", ())):
                 if callable(getattr(self.source, hook, None)):
                     getattr(self.source, hook)(*place, int(self._epoch))
             self._iterator = iter(self.source)
@@ -95,7 +88,7 @@ class Stream(Dataset[Any]):
         """Dropout's draws, which differ by rank, go on afterwards as if nothing was drawn."""
         before = _states()
         if self._draws is None:
-            seed = hash((self._seed, int(self._epoch))) % 2**63
+            seed = self._epoch.seed_of()
             random.seed(seed)
             numpy.random.seed(seed % 2**32)
             torch.default_generator.manual_seed(seed)  # torch.manual_seed also seeds GPUs

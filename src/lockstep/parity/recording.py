@@ -17,7 +17,7 @@ from torch.utils.data import DistributedSampler
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lockstep.data import DataModule
+from lockstep.data import train_split
 from lockstep.data.sharding import TrainShards
 from lockstep.group import gather
 
@@ -44,9 +44,8 @@ class Recording(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # Reading samples may draw numbers; here it is before the ranks are seeded.
-        data = getattr(trainer, "datamodule", None)
-        if stage == "fit" and isinstance(data, DataModule):
-            self._drawn = draws(data.splits.train)
+        if stage == "fit" and (train := train_split(trainer)) is not None:
+            self._drawn = draws(train)
 
     @override
     def on_before_backward(

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.data import DataModule
+from lockstep.data import train_split
 from lockstep.errors import UsageError, one_line
 from lockstep.history import read_history
 from lockstep.loggers.csv import CsvLogger
@@ -124,6 +124,4 @@ def history_of(trainer: Trainer) -> dict[str, list[tuple[int, float]]]:
 
 def classes_of(trainer: Trainer) -> Sequence[str]:
     """The names of the classes, where the training data has ``classes``; else empty."""
-    data = getattr(trainer, "datamodule", None)
-    names = getattr(data.splits.train, "classes", None) if isinstance(data, DataModule) else None
-    return [str(name) for name in names or []]
+    return [str(name) for name in getattr(train_split(trainer), "classes", None) or []]

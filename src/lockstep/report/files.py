@@ -23,7 +23,7 @@ def write_report(directories: Sequence[Path], into: Path) -> str:
     try:
         from lockstep.report.plots import draw
     except ImportError as missing:
-        note = f"no plots: {missing.name} is not installed. pip install 'lockstep[report]'"
+        note = f"no plots: {missing.name} is not installed. pip install 'lockstep[plots]'"
         figures: dict[str, str] = {}
     else:
         note, figures = "", draw(jobs, rows, into)

@@ -33,7 +33,7 @@ def refuse_dtype(dtype: numpy.dtype[numpy.generic], where: str) -> None:
 
 
 def refuse_unequal(lengths: dict[str, int]) -> None:
-    """Names of columns with their rows: the same number for all, and not none."""
+    """Names of columns with their rows, which must be one number."""
     if len(set(lengths.values())) > 1:
         shown = ", ".join(f"{name}: {rows}" for name, rows in lengths.items())
         raise UsageError(

@@ -5,12 +5,13 @@ A rank's or a loader process's own generator would make the result depend on how
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from lockstep.data.epoch import Epoch
 
 Transform = Callable[[Tensor], Tensor]
 """From an image ``(C, H, W)`` to an image; draws from torch's generator on the CPU, as all of
@@ -21,23 +22,16 @@ class Drawn:
     """Applies ``transform`` to sample ``index``, always with the same draws in one epoch."""
 
     def __init__(self, transform: Transform) -> None:
-        self.transform = transform
-        self._seed, self._epoch, self._owner = 0, torch.zeros(1, dtype=torch.int64), -1
+        self.transform, self._epoch = transform, Epoch()
 
     def start_epoch(self, seed: int, epoch: int) -> None:
-        """Loader processes outlive an epoch and have a copy of this object: the epoch reaches them
-        in shared memory, which each rank makes for itself, as ranks need not be in step."""
-        self._seed = seed
-        if self._owner != os.getpid():
-            self._owner, self._epoch = os.getpid(), torch.zeros(1, dtype=torch.int64)
-            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
-        self._epoch.fill_(epoch)
+        self._epoch.start(seed, epoch)
 
     def __call__(self, index: int, image: Tensor) -> Tensor:
         # Not torch.manual_seed, which also seeds the GPUs, and with them dropout.
         generator = torch.default_generator
         before = generator.get_state()
-        generator.manual_seed(hash((self._seed, int(self._epoch), index)) % 2**63)
+        generator.manual_seed(self._epoch.seed_of(index))
         try:
             return self.transform(image)
         finally:

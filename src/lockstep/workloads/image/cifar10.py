@@ -12,8 +12,7 @@ import torch
 from lockstep.data import Splits
 from lockstep.errors import UsageError
 from lockstep.workloads.image.augment import Transform
-from lockstep.workloads.image.data import needs
-from lockstep.workloads.image.images import Images, Normalized, split_images
+from lockstep.workloads.image.images import Images, Normalized, split_images, vision
 
 
 def cifar10(
@@ -30,10 +29,8 @@ def cifar10(
 
     Raises `UsageError` where files are missing or are not those that the authors made.
     """
-    try:
+    with vision("data=cifar10"):
         from torchvision.datasets import CIFAR10
-    except ModuleNotFoundError as missing:
-        raise needs("data=cifar10", missing) from missing
     if download:
         _download(CIFAR10, Path(root))
     # torchvision compares each file with its checksum before anything is read from it: what is

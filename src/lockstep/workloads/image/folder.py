@@ -16,8 +16,7 @@ from typing_extensions import override
 from lockstep.data import Splits
 from lockstep.errors import UsageError
 from lockstep.workloads.image.augment import Drawn, Transform
-from lockstep.workloads.image.data import needs
-from lockstep.workloads.image.images import Normalized, split_by_class
+from lockstep.workloads.image.images import Normalized, split_by_class, vision
 
 NAMES = ("train", "val", "test")
 
@@ -110,10 +109,8 @@ def image_folder(
 
 def find_pictures(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
     """Files with the index of their class, and the names of the classes, both sorted."""
-    try:
+    with vision("data=image_folder"):
         from torchvision.datasets import ImageFolder
-    except ModuleNotFoundError as missing:
-        raise needs("data=image_folder", missing) from missing
     try:
         found = ImageFolder(str(folder))
     except FileNotFoundError as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -10,7 +11,18 @@ from typing_extensions import override
 
 from lockstep.data import Splits
 from lockstep.data.tensors import Tensors
+from lockstep.errors import UsageError
 from lockstep.workloads.image.augment import Drawn, Transform
+
+
+@contextmanager
+def vision(what: str) -> Iterator[None]:
+    """Raises `UsageError` where a package is not installed that ``what`` imports within."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        install = "pip install 'lockstep[vision]'"
+        raise UsageError(f"{what} needs {missing.name}: {install}") from missing
 
 
 class Normalized:

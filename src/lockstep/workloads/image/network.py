@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lockstep.errors import UsageError
-from lockstep.workloads.image.data import needs
+from lockstep.workloads.image.images import vision
 
 # B batch, C channels, H height, W width, K classes
 
@@ -26,7 +26,11 @@ class CNN(nn.Module):
         super().__init__()
         widths = [width, 2 * width, 4 * width]
         if width % groups:
-            raise UsageError(f"width must be divisible by groups; got {width} and {groups}.")
+            below = max(width // groups, 1) * groups
+            raise UsageError(
+                "model.network.width must be divisible by model.network.groups; got "
+                f"{width} and {groups}. Use {below} or {below + groups}."
+            )
         layers: list[nn.Module] = []
         for before, after in zip([channels, *widths], widths, strict=False):
             layers += [
@@ -97,8 +101,6 @@ def _channels_last(network: Any) -> nn.Module:
 
 
 def _torchvision() -> Any:
-    try:
+    with vision("This network"):
         from torchvision import models
-    except ModuleNotFoundError as missing:
-        raise needs("This network", missing) from missing
     return models

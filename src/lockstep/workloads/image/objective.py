@@ -13,7 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 from typing_extensions import override
 
-from lockstep.data import DataModule
+from lockstep.data import train_split
 from lockstep.errors import UsageError
 from lockstep.module import SupervisedModule
 
@@ -59,10 +59,7 @@ class ImageClassifier(SupervisedModule):
             )
 
     def _check_classes(self) -> None:
-        data = getattr(self.trainer, "datamodule", None)
-        names = (
-            getattr(data.splits.train, "classes", None) if isinstance(data, DataModule) else None
-        )
+        names = getattr(train_split(self.trainer), "classes", None)
         if names is not None and len(names) != self.classes:
             few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
             raise UsageError(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.data.module import Splits
+from lockstep.data import Splits
 from lockstep.data.tensors import Tensors
 from lockstep.errors import UsageError
 from lockstep.workloads.recsys.table import Table, read_table

@@ -10,7 +10,7 @@ from typing_extensions import override
 # B batch, K candidates for each sample, D width, I items
 
 
-def table(rows: int, width: int, std: float, sparse: bool) -> nn.Embedding:
+def embedding_table(rows: int, width: int, std: float, sparse: bool) -> nn.Embedding:
     """Rows 1 to ``rows``, normally distributed, and row 0, which is zero and stays so."""
     made = nn.Embedding(rows + 1, width, padding_idx=0, sparse=sparse)
     nn.init.normal_(made.weight[1:], std=std)
@@ -31,10 +31,10 @@ class MatrixFactorization(nn.Module):
     ) -> None:
         super().__init__()
         self.users, self.items, self.sparse = users, items, sparse
-        self.user_factors = table(users, factors, std, sparse)
-        self.item_factors = table(items, factors, std, sparse)
-        self.user_bias = table(users, 1, 0.0, sparse)
-        self.item_bias = table(items, 1, 0.0, sparse)
+        self.user_factors = embedding_table(users, factors, std, sparse)
+        self.item_factors = embedding_table(items, factors, std, sparse)
+        self.user_bias = embedding_table(users, 1, 0.0, sparse)
+        self.item_bias = embedding_table(items, 1, 0.0, sparse)
         self.register_buffer("mean", torch.zeros(()))
 
     @override
@@ -50,7 +50,7 @@ class Tower(nn.Module):
 
     def __init__(self, rows: int, width: int, std: float, sparse: bool, bias: bool) -> None:
         super().__init__()
-        self.table = table(rows, width, std, sparse)
+        self.table = embedding_table(rows, width, std, sparse)
         self.layers = nn.Sequential(
             nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width, bias)
         )

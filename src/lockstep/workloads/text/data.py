@@ -16,11 +16,11 @@ from lockstep.data import Splits
 from lockstep.errors import UsageError
 from lockstep.workloads.text.pieces import Continuations, Pieces, by_length
 from lockstep.workloads.text.sources import (
-    DEFINITION,
     SPLITS,
     log_read,
     modules_of,
     split_of,
+    starts_of,
     top_level_modules,
 )
 
@@ -77,7 +77,7 @@ def cuts_of(text: bytes, context: int, cut: str) -> Tensor:
     """Where the pieces of a text begin, and where the last one ends: its last byte, which has no
     byte after it to predict."""
     last = len(text) - 1
-    starts = [match.start() for match in DEFINITION.finditer(text)] if cut == "definitions" else []
+    starts = starts_of(text) if cut == "definitions" else []
     bounds = sorted({0, *(start for start in starts if start < last), last})
     places = (range(a, b, context) for a, b in pairwise(bounds))
     return torch.tensor([place for piece in places for place in piece] + [last])
@@ -124,8 +124,7 @@ def dealt(paths: Sequence[Path]) -> list[tuple[Path, str]]:
 
 
 def definitions(content: bytes, buckets: int, max_words: int) -> list[list[int]]:
-    starts = [match.start() for match in DEFINITION.finditer(content)]
-    bounds = [*starts, len(content)]
+    bounds = [*starts_of(content), len(content)]
     texts = (content[a:b] for a, b in pairwise(bounds))
     return [[bucket(word, buckets) for word in WORD.findall(x)[:max_words]] for x in texts]
 

@@ -150,9 +150,10 @@ class TextClassifier(nn.Module):
 
 def check_heads(width: int, heads: int) -> None:
     if width % heads:
+        below = max(width // heads, 1) * heads
         raise UsageError(
-            f"model.network.width must be divisible by model.network.heads; got {width} and "
-            f"{heads}. Use {heads * max(1, width // heads)} or {heads * (width // heads + 1)}."
+            "model.network.width must be divisible by model.network.heads; got "
+            f"{width} and {heads}. Use {below} or {below + heads}."
         )
 
 

@@ -18,7 +18,6 @@ log = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test")
 DEFINITION = re.compile(rb"(?m)^[ \t]*(?:@.*\n[ \t]*)*(?:async def|def|class)\b")
-"""Where a function, method or class begins, with its decorators."""
 
 
 def stdlib() -> Path:
@@ -57,6 +56,11 @@ def split_of(path: Path) -> str:
     another version of Python has more files or fewer."""
     name = path.relative_to(stdlib()).as_posix().encode()
     return {0: "val", 1: "test"}.get(zlib.crc32(name) % 10, "train")
+
+
+def starts_of(text: bytes) -> list[int]:
+    """Where functions, methods and classes begin, with their decorators."""
+    return [match.start() for match in DEFINITION.finditer(text)]
 
 
 def log_read(name: str, read: Sequence[tuple[Path, bytes]], words: str) -> str:
