@@ -39,7 +39,6 @@ EXECUTED = {
         "python train.py experiment=tutorial/*": "test_each_command_prints_what_the_page_says",
     },
     "docs/checkpoints.md": {
-        "python train.py -m *": "test_finished_jobs_are_skipped_and_the_others_done",
         "python train.py resume=*": "test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_stopped",
     },
     "docs/choosing-a-strategy.md": {
@@ -73,6 +72,8 @@ EXECUTED = {
         "results_of_a_local_sweep",
     },
     "docs/sweeps.md": {
+        "python train.py -m seed=* sweep.resume=latest": "test_finished_jobs_are_skipped_and_the_"
+        "others_done",
         "python train.py -m hydra/launcher=slots *": "test_jobs_at_once_fit_the_slots_and_compute_"
         "the_same",
         "python train.py -m hydra/sweeper=optuna *": "test_a_search_under_ddp_prunes_all_ranks_and_"
