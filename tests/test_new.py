@@ -7,11 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from packaging.requirements import Requirement
 
 from lockstep.errors import UsageError
 from lockstep.new.git import git, read
@@ -314,6 +316,17 @@ def test_no_file_holds_what_copier_would_take_for_a_place(files: dict[str, File]
     assert "copier.yml" in template(files)
     with pytest.raises(UsageError, match=r"No file may hold @\(\("):
         template({**files, "README.md": File("100644", b"a @(( place")})
+
+
+@pytest.mark.parametrize("without", [(), ("image",)], ids=["whole", "without-image"])
+def test_an_example_takes_its_extra_with_it(
+    files: dict[str, File], without: tuple[str, ...]
+) -> None:
+    written = render(files, Plan("my_project", "Ada", without))["pyproject.toml"].content.decode()
+    extras = tomllib.loads(written)["project"]["optional-dependencies"]
+    asked = [Requirement(line) for line in extras["dev"] if line.startswith("my_project[")]
+    assert {extra for item in asked for extra in item.extras} <= extras.keys()
+    assert ("vision" in extras, "mlxtend" in written) == (not without, not without)
 
 
 @pytest.mark.slow
