@@ -96,8 +96,9 @@ distclean: clean ## Remove .venv too
 	  echo "setup: .venv with $$("$$found" --version), $$found"; \
 	  "$$found" -m venv --clear .venv || exit 1; \
 	fi
-	$(RUN) -m pip install -e '.[dev]' -c constraints.txt
+	@echo 'setup: torch and what it needs (6 GB) come first: a few minutes, most of it silent'
+	$(RUN) -m pip install --quiet -e '.[dev]' -c constraints.txt
 # only: recsys
-	$(RUN) -m pip install --no-deps recbole -c constraints.txt # for its data: docs/workloads/recsys.md
+	$(RUN) -m pip install --quiet --no-deps recbole -c constraints.txt # for its data: docs/workloads/recsys.md
 # end only
 	@touch $@

@@ -325,6 +325,7 @@ def test_a_signal_saves_a_checkpoint_and_ends_the_run_with_its_status(
     assert trained == dict.fromkeys(range(1 if where == "auto" else 2), step), "at the same step"
     assert f"stopped before step {step}; saved" in text
     assert "Traceback" not in text
+    assert "death signal" not in text, "torch's words for the same"
 
 
 def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:

@@ -93,8 +93,9 @@ def in_ranks(work: Work, run: Run) -> Result:
 
     from lockstep import rendezvous
 
-    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # `raise_cause` says it, once
+    for name in logging.root.manager.loggerDict:
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # `raise_cause` says it, once
     handled = ",".join(number.name for number in STOPPING)
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = f"{handled},SIGQUIT"
     environ = rendezvous.of_one_machine(os.environ)
