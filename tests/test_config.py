@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -141,6 +142,14 @@ def test_bad_input_is_answered_without_torch(
     for word in words:
         assert word in text, message
     assert "Traceback" not in text
+
+
+def test_names_in_folders_are_offered_beside_those_at_the_top(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/houses.yaml").touch()
+    status, text, _ = answer("--config-dir", str(tmp_path), "experiment=house", cwd=tmp_path)
+    assert status == 1
+    assert re.search(r"There are: .*houses.*tutorial/linear.* Did you mean houses\?", text)
 
 
 @pytest.mark.parametrize("flag", ["--help", "--cfg=job"])

@@ -22,7 +22,7 @@ def explain(error: Exception) -> str:
         return str(error.__cause__)  # raised by a resolver of ours
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
-        options = list(error.options or _files_of(group))
+        options = sorted({*(error.options or ()), *_files_of(group)})
         if group:
             return (
                 f"{group}={name}: there is no conf/{group}/{name}.yaml. "
@@ -37,7 +37,7 @@ def explain(error: Exception) -> str:
 
 
 def _files_of(group: str) -> list[str]:
-    """Names in a folder of ``conf/``; Hydra lists them for top folders only."""
+    """Names in a folder of ``conf/`` and below it; Hydra lists those of top folders only."""
     folder = conf() / group
     return sorted(
         path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")
