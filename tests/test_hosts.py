@@ -194,8 +194,10 @@ def test_a_rank_that_lives_and_has_not_noticed_is_not_called_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 1 waits for rank 0, which is well: only rank 2 gives no sign of life."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks = [meetings.Meeting(rank, 3, store, None, "token") for rank in range(3)]
+    # It ends with this function, and with it the signs of life, whose threads have clients.
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    clients = [dist.TCPStore("127.0.0.1", server.port, is_master=False) for _ in range(3)]
+    ranks = [meetings.Meeting(rank, 3, clients[rank], None, "token") for rank in range(3)]
     for met in ranks[:2]:
         sign_in(met)
     ranks[2].put("host/2", "host1")
