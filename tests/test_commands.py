@@ -27,6 +27,9 @@ EXECUTED = {
         "trials",
         "python train.py resume=*": "test_the_resume_command_goes_on_with_a_run_that_was_stopped",
         "torchrun *": "test_torchrun_ranks_share_one_directory_and_one_log",
+        "python eval.py *": "test_eval_and_predict_give_what_the_run_itself_gave",
+        "python predict.py *": "test_eval_and_predict_give_what_the_run_itself_gave",
+        "python export.py *": "test_the_command_exports_by_the_suffix_and_says_what_it_cannot",
         "python train.py": "test_every_command_of_the_readme_works",
         "python train.py [!-]*": "test_every_command_of_the_readme_works",
         "*train.py trainer.strategy=ddp *": "test_the_ddp_command_prints_what_the_readme_shows",
@@ -123,6 +126,8 @@ EXECUTED = {
 }
 """Page -> command -> the test that runs it, or the same with fewer steps or other devices."""
 NOT_EXECUTED = {
+    "git clone *": "the address is the reader's; continuous integration begins with a clone",
+    "python -m pytest -m *": "is make test-fast, without make",
     "make *": "needs .venv; continuous integration runs make setup, check and test",
     "pip install *": "writes to the environment that the tests run in",
     "wandb sweep *": "needs an account; test_loggers composes what the agent would run",
