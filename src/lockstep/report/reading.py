@@ -16,8 +16,6 @@ from lockstep.history import History, read_history
 from lockstep.plan import GOING_ON, not_started, split_override
 from lockstep.results import DONE, Result, read_result
 
-"""Metric -> its (step, seconds, value)."""
-
 
 @dataclass(frozen=True)
 class Job:
