@@ -23,6 +23,7 @@ from slurm_cluster import cluster, project  # noqa: F401  (fixtures)
 
 from lockstep.config import register
 from lockstep.results import Result, read_result
+from lockstep.strategies import replicas as dp
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -48,7 +49,7 @@ DDP2 = on("ddp")
 
 register()
 torch.set_num_threads(1)
-pytest.register_assert_rewrite("contract", "left", "watching")
+pytest.register_assert_rewrite("contract", "dividing", "left", "watching")
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,25 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     if not torch.cuda.is_available():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(params=["turns", "threads"])
+def schedule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """CPU devices take turns; `threads` computes them at once, each from a thread, as GPUs are."""
+    if request.param == "threads":
+        monkeypatch.setattr(dp, "share_cores", lambda _: False)
+    return request.param
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dp, "share_cores", lambda _: False)
 
 
 def quick_and_slow(cases: list[Any], quick: list[Any]) -> list[Any]:
@@ -94,7 +114,7 @@ Launch = Callable[..., Result]
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Launch]:
+def launch(tmp_path: Path) -> Launch:
     """Launch a run in or from this process; returns its ``result.json``.
 
     All launches of a test session share one fork server, so ranks start in milliseconds.
@@ -121,8 +141,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             assert dict(os.environ) == before, "a run must leave the environment as it was"
         return read_result(directory / "result.json")
 
-    yield run
-    torch.set_num_threads(1)
+    return run
 
 
 class Finished(subprocess.CompletedProcess[str]):
