@@ -355,34 +355,3 @@ def test_sums_of_a_module_in_bf16_are_precise() -> None:
         assert mean.samples.dtype == error.total.dtype == torch.int64
         mean.reset()
         error.reset()
-
-
-@pytest.mark.parametrize(
-    ("decay", "left"), [("linear", [1.0, 0.75, 0.5, 0.25]), ("none", [1.0, 1.0, 1.0, 1.0])]
-)
-def test_a_schedule_decays_as_it_is_named_down_to_its_final_share(
-    decay: str, left: list[float]
-) -> None:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
-    scheduler = warmup(optimizer, 1, 5, decay=decay, final=0.5)
-    rates = []
-    for _ in range(5):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    assert rates == pytest.approx([1.0, *[2 * (0.5 + 0.5 * share) for share in left]])
-    with pytest.raises(UsageError, match="must be one of cosine, linear, none; got 'cubic'"):
-        warmup(optimizer, 1, 5, decay="cubic")
-    with pytest.raises(UsageError, match="from 0 to 1; got 2"):
-        warmup(optimizer, 1, 5, final=2)
-
-
-def test_a_schedule_of_torch_that_takes_total_steps_is_told_and_stepped(launch: Launch) -> None:
-    run = [item for item in RUN if not item.startswith("scheduler")]
-    own = ["scheduler=warmup", "~scheduler.warmup_steps", "~scheduler.decay", "~scheduler.final"]
-    own += ["scheduler._target_=torch.optim.lr_scheduler.OneCycleLR", "+scheduler.max_lr=0.001"]
-    result = launch(*run, *own, "trainer.max_epochs=2")
-    (scheduler,) = checkpoint(result["directory"])["lr_schedulers"]
-    assert (scheduler["total_steps"], scheduler["last_epoch"]) == (16, 16)
-    with pytest.raises(UsageError, match=r"must know the last one; got trainer\.max_epochs=-1"):
-        launch(*RUN, "scheduler=warmup", "trainer.max_epochs=-1")
