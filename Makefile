@@ -72,6 +72,7 @@ bench: setup ## Run the benchmarks; ARGS go to them
 
 docs: setup ## Build the site into build/docs; open index.html there, no server needed
 	$(SITE)
+	@echo 'docs: open build/docs/index.html in a browser, no server needed'
 
 clean: ## Remove caches and all runs: outputs/ and multirun/
 	find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -90,6 +90,7 @@ EXECUTED = {
     "docs/terminal-and-editor.md": {
         "eval *": "test_tab_completes_keys_and_files",
         "python -m lockstep.schema": "test_the_schemas_are_those_of_the_dataclasses",
+        "jupyter execute *": "test_each_cell_prints_what_the_notebook_shows",
     },
     # only: starter
     "docs/upgrading.md": {
@@ -130,6 +131,7 @@ NOT_EXECUTED = {
     "python -m pytest -m *": "is make test-fast, without make",
     "make *": "needs .venv; continuous integration runs make setup, check and test",
     "pip install *": "writes to the environment that the tests run in",
+    "jupyter lab *": "opens a browser; test_notebook runs the same cells in the same kernel",
     "wandb sweep *": "needs an account; test_loggers composes what the agent would run",
     "python -m benchmarks*": "takes minutes, and measures time",
     "python train.py -m experiment=compare/scaling *": "takes minutes; composed below",
