@@ -8,8 +8,33 @@ PYTHON ?= python3.12 python3.11 python3.13 python3
 ARGS ?=
 
 RUN := .venv/bin/python
+# Other words with = would be variables of make's own, and silently without effect.
+SETTINGS := PYTHON=% ARGS=% RUN=%
+# only: starter
+SETTINGS += NAME=% DEST=% WITHOUT=% HOLDER=% PROJECT=%
+# end only
+STRAY := $(filter-out $(SETTINGS),$(subst \ ,_,$(MAKEOVERRIDES)))
+ifneq ($(STRAY),)
+  $(error make passes overrides on in ARGS only; got $(STRAY). Use: make train ARGS="$(STRAY)")
+endif
+
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 SITE := $(RUN) -m sphinx -W --keep-going -n -q -d build/doctrees docs build/docs
+# Shell: $$found, the first of PYTHON that runs and is supported; an error where there is none.
+FIND_PYTHON = \
+	found=; \
+	for candidate in $(PYTHON); do \
+	  if "$$candidate" -c '$(SUPPORTED)' >/dev/null 2>&1; then found=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo 'Python 3.11 to 3.13 is needed; none of these runs and is one: $(PYTHON).' >&2; \
+	  echo 'Add to the command: PYTHON=/path/to/python3.12' >&2; \
+	  exit 1; \
+	fi
+# only: starter
+# Needs no .venv.
+NEW = @$(FIND_PYTHON); PYTHONPATH=src "$$found" -B -m lockstep.new
+# end only
 SIX_JOBS := trainer.strategy=dp,ddp,ddp_spawn trainer.devices=1,2
 
 .PHONY: help setup train sweep test test-fast test-slow test-cluster check format bench docs clean distclean
@@ -52,15 +77,15 @@ check: setup ## Check format, lint, types, YAML, workflows, spelling, links of d
 
 # only: starter
 .PHONY: new update template
-new: setup ## Make a project of your own: make new NAME=my_project DEST=../my-project [WITHOUT=text,recsys]
-	$(RUN) -m lockstep.new "$(NAME)" $(if $(DEST),"$(DEST)",--here) \
+new: ## Make a project of your own: make new NAME=my_project DEST=../my-project [WITHOUT=text,recsys]
+	$(NEW) "$(NAME)" $(if $(DEST),"$(DEST)",--here) \
 	  $(if $(WITHOUT),--without "$(WITHOUT)") $(if $(HOLDER),--holder "$(HOLDER)")
 
-update: setup ## Merge this version into a project made by make new: make update PROJECT=../my-project
-	$(RUN) -m lockstep.new --update "$(PROJECT)"
+update: ## Merge this version into a project made by make new: make update PROJECT=../my-project
+	$(NEW) --update "$(PROJECT)"
 
-template: setup ## Write the branch that copier reads, from the newest commit
-	$(RUN) -m lockstep.new --template
+template: ## Write the branch that copier reads, from the newest commit
+	$(NEW) --template
 # end only
 
 format: setup ## Format the code and repair what ruff can
@@ -85,15 +110,7 @@ distclean: clean ## Remove .venv too
 # does is kept, so a changed constraints.txt costs only what changed.
 .venv/.installed: pyproject.toml constraints.txt
 	@if ! $(RUN) -c '$(SUPPORTED)' 2>/dev/null || ! $(RUN) -m pip --version >/dev/null 2>&1; then \
-	  found=; \
-	  for candidate in $(PYTHON); do \
-	    if "$$candidate" -c '$(SUPPORTED)' >/dev/null 2>&1; then found=$$candidate; break; fi; \
-	  done; \
-	  if [ -z "$$found" ]; then \
-	    echo 'Python 3.11 to 3.13 is needed; none of these runs and is one: $(PYTHON).' >&2; \
-	    echo 'Use: make setup PYTHON=/path/to/python3.12' >&2; \
-	    exit 1; \
-	  fi; \
+	  $(FIND_PYTHON); \
 	  echo "setup: .venv with $$("$$found" --version), $$found"; \
 	  "$$found" -m venv --clear .venv || exit 1; \
 	fi

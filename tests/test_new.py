@@ -162,6 +162,22 @@ def test_a_clone_is_renamed_in_place_and_keeps_its_history(starter: Path) -> Non
     assert not (starter / "src/lockstep/run.py").exists()
 
 
+def test_make_new_needs_nothing_installed(starter: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    done = subprocess.run(
+        ["make", "new", "NAME=my_project", "DEST=../mine", f"PYTHON={bare}/bin/python"],
+        cwd=starter,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "mine/src/my_project/run.py").exists()
+    assert not (starter / ".venv").exists()
+    assert git(starter, "status", "--porcelain", "--ignored") == ""
+
+
 def test_a_later_version_is_merged_with_edits_on_both_sides(starter: Path, tmp_path: Path) -> None:
     project = tmp_path / "project"
     assert new(starter, "my_project", str(project), "--without", "recsys").returncode == 0

@@ -1,11 +1,14 @@
-"""``python -m lockstep.new NAME DEST``: a project of one's own; ``make new`` calls it."""
+"""``python -m lockstep.new NAME DEST``: a project of one's own; ``make new`` calls it.
+
+Needs Python and git alone: a project is made before anything is installed.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-from lockstep.cli import readable_errors
 from lockstep.errors import UsageError
 from lockstep.new.project import changes, create, read_record, turn, update
 from lockstep.new.rendering import EXAMPLES, Plan
@@ -74,5 +77,7 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    with readable_errors():
+    try:
         main()
+    except (UsageError, OSError) as error:
+        sys.exit(f"error: {error}")
