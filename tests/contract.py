@@ -52,7 +52,9 @@ class Contract:
     overfit_share: ClassVar[float] = 0.1
     """Of its first value, the loss of 8 samples must fall below this within these steps."""
     tolerance: ClassVar[float] = 1e-9
-    """Of weights and metrics, in float64: a wrong batch or a wrong mean is off by 1e-3 or more."""
+    """Of weights and losses, in float64: a wrong batch or a wrong mean is off by 1e-3 or more."""
+    metric_tolerance: ClassVar[float] = 1e-6
+    """Of metrics: many of torchmetrics' sum in float32, whatever the precision of the run."""
 
     @pytest.fixture
     def overrides(self) -> list[str]:
@@ -117,17 +119,18 @@ class Contract:
             spread, *_ = watched(runs[place]["directory"])
             assert runs[place]["steps"] == runs["single"]["steps"]
             for name, value in numbers(single["weights"]).items():
-                off = (spread["weights"][name] - value).abs().max() / scale
-                assert off < self.tolerance, f"{place}: {name} is off by {off:.1e}"
+                apart = (spread["weights"][name] - value).abs().max() / scale
+                assert apart < self.tolerance, f"{place}: {name} is off by {apart:.1e}"
             assert len(spread["curve"]) == len(single["curve"])
             for one, other in zip(single["curve"], spread["curve"], strict=True):
                 close = pytest.approx(one, rel=self.tolerance, abs=self.tolerance)
                 assert other == close, place
+            off = self.metric_tolerance
             for name, value in runs["single"]["metrics"].items():  # tables, too
                 one, other = (
                     torch.tensor(it).double() for it in (value, runs[place]["metrics"][name])
                 )
-                torch.testing.assert_close(other, one, rtol=self.tolerance, atol=self.tolerance)
+                torch.testing.assert_close(other, one, rtol=off, atol=off)
 
     @pytest.mark.processes
     def test_dp_and_ddp_are_given_each_sample_once(self, runs: dict[str, Result]) -> None:

@@ -111,6 +111,10 @@ def answer(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> tup
         (["trainer.strategy=dpp"], ["trainer.strategy", "'dpp'", "ddp_spawn", "Did you mean dp?"]),
         (["trainer.devcies=2"], ["trainer.devcies", "Did you mean devices?", "accelerator"]),
         (["model=linaer"], ["model=linaer", "There are: ", "linear, ", "Did you mean linear?"]),
+        (["lr=0.1"], ["no key 'lr'", "Did you mean optimizer.lr?"]),
+        (["max_epochs=3"], ["Did you mean trainer.max_epochs?"]),
+        (["resume=nowhere.ckpt"], ["nowhere.ckpt holds none", "use resume=latest"]),
+        (["resume=latest"], ["resume=latest needs a directory in outputs/"]),
         (["modle=linear"], ["modle", "Did you mean model?"]),
         (["seed=abc"], ["seed", "'abc'"]),
         (["seed=-1"], ["seed must be 0 or greater", "-1"]),
@@ -142,6 +146,7 @@ def test_bad_input_is_answered_without_torch(
     for word in words:
         assert word in text, message
     assert "Traceback" not in text
+    assert not (tmp_path / "nowhere.ckpt").exists()
 
 
 def test_names_in_folders_are_offered_beside_those_at_the_top(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from test_resume import RUN, WHERE, assert_same_run
 
 from lockstep.data.tensors import Tensors
 from lockstep.errors import RunFailed, UsageError
+from lockstep.module import SupervisedModule
 from lockstep.workloads.files.arrays import Arrays, npy
 
 NAMES = ("train", "val", "test")
@@ -105,6 +106,30 @@ def test_a_run_from_files_is_the_run_from_memory(
         if where != "ddp-3":  # 67 samples leave a rank of three with a share of each batch
             assert len(seen) == 67
         assert sorted(set(seen)) == list(range(67))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_new_rows_are_predicted_without_a_target(launch: Launch, tmp_path: Path, kind: str) -> None:
+    words = [*RUN[2:], *FORMATS[kind](tmp_path), "predict=true"]
+    expected = torch.load(launch(*words)["predictions"], weights_only=True)
+    rows = columns(67)[2]["x"][::-3]
+    if kind == "npy":
+        numpy.save(tmp_path / "new.npy", rows)
+        new = f"[{tmp_path / 'new.npy'}]"
+    else:
+        new = write_table(tmp_path / "new.parquet", {f"x{i}": rows[:, i] for i in range(10)})
+    result = launch(*words, f"data.datasets.predict={new}")
+    assert result["samples_seen"]["test"] == 33
+    predicted = torch.load(result["predictions"], weights_only=True)
+    torch.testing.assert_close(predicted, expected.flip(0)[::3])
+
+
+def test_samples_to_predict_may_lack_the_target() -> None:
+    module = SupervisedModule(torch.nn.Linear(2, 1), torch.nn.functional.mse_loss, torch.optim.SGD)
+    rows = torch.randn(5, 2)
+    expected = module.network(rows)
+    for batch in (rows, [rows], (rows, rows)):
+        assert torch.equal(module.predict_step(batch, 0), expected)
 
 
 @pytest.mark.processes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import zipfile
 from pathlib import Path
@@ -15,6 +16,7 @@ from recording import global_batches, rows
 from lockstep.errors import RunFailed, UsageError
 from lockstep.results import Result, read_result
 from lockstep.resume import newest_checkpoint
+from lockstep.rundir import run_directory
 
 pytestmark = pytest.mark.processes
 
@@ -267,6 +269,21 @@ def test_overrides_that_change_the_model_are_refused_by_key(launch: Launch, tmp_
             launch(f"resume={run}", override, directory=run)
     assert (run / ".hydra" / "config.yaml").read_bytes() == stored
     assert read_result(run / "result.json")["status"] == "interrupted"
+
+
+def test_latest_is_the_newest_that_trained_not_a_refusal_or_a_use(tmp_path: Path) -> None:
+    trained, used, refused = (tmp_path / "day" / name for name in ("a", "b", "c"))
+    for run, result in ((trained, {}), (used, {"task": "testing a"})):
+        (run / ".hydra").mkdir(parents=True)
+        (run / ".hydra/config.yaml").touch()
+        (run / "result.json").write_text(json.dumps(result))
+    refused.mkdir()
+    (refused / "result.json").write_text("{}")
+    for age, run in enumerate((refused, used, trained)):
+        os.utime(run / "result.json", (1e9 - age, 1e9 - age))
+    assert run_directory(str(tmp_path), "latest") == str(trained)
+    with pytest.raises(UsageError, match=r"a run that trains; .*b is of testing a"):
+        run_directory(str(tmp_path), str(used))
 
 
 def test_a_directory_without_a_run_is_refused(launch: Launch, tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def test_eval_and_predict_give_what_the_run_itself_gave(
     expected = torch.load(trained["predictions"], weights_only=True)
     for where in ((), on("ddp", 3)):
         tested = use(evaluation, source, *where)
+        assert tested["task"] == f"testing {Path(trained['directory']).name}"
         names = [name for name in trained["metrics"] if name.startswith("test/")]
         assert list(tested["metrics"]) == names != []
         assert tested["samples_seen"] == {"test": trained["samples_seen"]["test"]}

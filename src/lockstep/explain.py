@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from hydra.errors import (
@@ -10,16 +11,18 @@ from hydra.errors import (
     MissingConfigException,
     OverrideParseException,
 )
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, ValidationError
 
-from lockstep.errors import UsageError, did_you_mean
+from lockstep.errors import UsageError, causes, did_you_mean
 from lockstep.help import conf
 
 
 def explain(error: Exception) -> str:
     """The error as rule, value and repair."""
-    if isinstance(error.__cause__, UsageError):
-        return str(error.__cause__)  # raised by a resolver of ours
+    for each in causes(error):
+        if isinstance(each, UsageError):
+            return str(each)  # raised by a resolver of ours
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         options = sorted({*(error.options or ()), *_files_of(group)})
@@ -57,8 +60,25 @@ def _explain_key(error: Exception, cause: Any) -> str:
         plus = "" if dataclass_keys else f" A key that is new needs a plus: +{key}=..."
         if any(word.startswith("resume=") for word in sys.argv):
             plus = " A run that goes on keeps its model and data: leave out what does not change."
+        elsewhere = [] if place else _paths_to(last, parent)
+        meant = f" Did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
         return (
-            f"{key}: {place or 'the config'} has no key {last!r}.{did_you_mean(last, choices)} "
+            f"{key}: {place or 'the config'} has no key {last!r}."
+            f"{meant or did_you_mean(last, choices)} "
             f"It has: {shown}.{plus}"
         )
     return f"{error} {str(cause).strip().splitlines()[0]}"
+
+
+def _paths_to(name: str, config: DictConfig) -> list[str]:
+    """The keys below the top that are called so: lr is optimizer.lr."""
+
+    def below(node: Any, path: str) -> Iterator[str]:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                if key == name and path:
+                    yield f"{path}.{key}"
+                yield from below(value, f"{path}.{key}" if path else str(key))
+
+    found = below(OmegaConf.to_container(config, resolve=False), "")
+    return [path for path in found if not path.startswith("hydra.")]

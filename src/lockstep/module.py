@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,6 +47,7 @@ class SupervisedModule(LightningModule):
     ) -> None:
         super().__init__()
         self.network = network
+        self._fewest_inputs = _must_be_given(network)
         self.loss = loss
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         collection = MetricCollection(dict(metrics or {}))
@@ -114,7 +116,13 @@ class SupervisedModule(LightningModule):
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
-        return self(*batch[:-1])
+        """Samples to predict may lack the target: see `_inputs`."""
+        return self(*self._inputs(batch))
+
+    def _inputs(self, batch: Batch | Tensor) -> Batch:
+        """All but the target, of a batch that has more than the network must be given."""
+        columns = (batch,) if isinstance(batch, Tensor) else batch
+        return columns[:-1] if len(columns) > self._fewest_inputs else columns
 
     @override
     def configure_optimizers(self) -> Any:
@@ -160,3 +168,10 @@ def _only_filler(loader: Any) -> bool:
     """This rank has no share of the data set; see `EvalShards`."""
     sampler = getattr(loader, "sampler", None)
     return isinstance(sampler, EvalShards) and sampler.only_filler
+
+
+def _must_be_given(network: nn.Module) -> int:
+    """How many inputs ``forward`` takes at least."""
+    parameters = inspect.signature(network.forward).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(it.kind in positional and it.default is it.empty for it in parameters)

@@ -162,6 +162,7 @@ def write_result(run: Run, outcome: Result) -> Result:
         "git_commit": git_commit(),
         "code": code_version(),
         "config_digest": run.config_digest,
+        "task": None if run.task is None else run.task.title,
         "wall_time_s": time.time() - run.started,
         **outcome,
     }

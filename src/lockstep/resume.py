@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from lockstep.config import Config, as_config
 from lockstep.errors import UsageError
 from lockstep.results import read_result
-from lockstep.rundir import config_file
+from lockstep.rundir import config_file, config_to_resume
 
 log = logging.getLogger(__name__)
 
@@ -101,13 +101,7 @@ def resumed_config(composed: DictConfig, overrides: Iterable[str], directory: Pa
     Raises `UsageError` for a directory without a run, a run that has nothing left to do, and an
     override that would make it another run.
     """
-    path = config_file(directory)
-    if not path.exists():
-        raise UsageError(
-            f"resume must name the directory of a run; {directory} holds none (no {path.name} in "
-            f"{path.parent}). Look in outputs/, or use resume=latest."
-        )
-    stored = OmegaConf.load(path)
+    stored = OmegaConf.load(config_to_resume(directory))
     assert isinstance(stored, DictConfig)
     del stored["defaults"]
     before = as_config(stored)

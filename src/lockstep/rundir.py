@@ -18,10 +18,14 @@ from lockstep.results import code_version, read_result
 
 def run_directory(root: str, resume: str | None) -> str:
     """A new directory below ``root``; that of the run to go on with; or, for ``latest``, that of
-    the run below ``root`` which was written to last."""
+    the run below ``root`` which was written to last, and had begun to train.
+
+    Raises `UsageError` before anything is written to a directory that is none of a run to go on.
+    """
     if resume is None:
         return f"{root}/{run_name()}"
     if resume != "latest":
+        config_to_resume(Path(resume))
         return resume
     return str(_newest(root, "*/*/result.json", "resume"))
 
@@ -65,6 +69,22 @@ def config_file(run: Path) -> Path:
     return run / ".hydra" / "config.yaml"
 
 
+def config_to_resume(run: Path) -> Path:
+    """`config_file`. Raises `UsageError` where there is none, or not that of a training."""
+    path = config_file(run)
+    if not path.is_file():
+        raise UsageError(
+            f"resume must name the directory of a run; {run} holds none (no {path.name} in "
+            f"{path.parent}). Look in outputs/, or use resume=latest."
+        )
+    if (task := _task(run)) is not None:
+        raise UsageError(
+            f"resume must name the directory of a run that trains; {run} is of {task}. Look in "
+            "outputs/, or use resume=latest."
+        )
+    return path
+
+
 def next_number(sweep: Path) -> int:
     """Above all jobs of a sweep, with those that have a directory and nothing in it yet."""
     given = (path.name for path in sweep.iterdir() if path.is_dir())
@@ -80,12 +100,24 @@ def config_digest(config: DictConfig) -> str:
 
 
 def _newest(root: str, pattern: str, key: str) -> Path:
-    results = sorted(Path(root).glob(pattern), key=lambda path: path.stat().st_mtime_ns)
+    found = (path for path in Path(root).glob(pattern) if _may_go_on(path.parent))
+    results = sorted(found, key=lambda path: path.stat().st_mtime_ns)
     if not results:
         raise UsageError(
             f"{key}=latest needs a directory in {root}/, and there is none. Use {key}=<directory>."
         )
     return results[-1].parent
+
+
+def _may_go_on(run: Path) -> bool:
+    """Whether it began to train; not a run that was refused, or a use of a trained model."""
+    return config_file(run).is_file() and _task(run) is None
+
+
+def _task(run: Path) -> str | None:
+    path = run / "result.json"
+    task: str | None = read_result(path).get("task") if path.is_file() else None
+    return task
 
 
 def run_name(sweep: bool = False) -> str:

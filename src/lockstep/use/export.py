@@ -6,6 +6,7 @@ The graph is torch's, of `torch.export`; ONNX is made from it.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,6 +120,8 @@ def _write_torch(program: ExportedProgram, path: Path) -> Answer:
 def _write_onnx(program: ExportedProgram, path: Path) -> Answer:
     import onnxruntime
 
+    for name in ("onnxscript", "onnx_ir"):  # each step of theirs, at the level of our own lines
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         torch.onnx.export(program, (), path, external_data=False, verbose=False)
     except torch.onnx.errors.OnnxExporterError as error:

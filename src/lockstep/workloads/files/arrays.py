@@ -83,17 +83,18 @@ def npy(
     train: Sequence[str],
     val: Sequence[str] | None = None,
     test: Sequence[str] | None = None,
+    predict: Sequence[str] | None = None,
     nan: str = REFUSE,
 ) -> Splits:
-    """Splits of `Arrays`; of each the paths of its columns, inputs first and the target last."""
+    """Splits of `Arrays`; of each the paths of its columns, inputs first and the target last. Those
+    of ``predict`` need no target."""
     if not train:
         raise UsageError(
             "data.datasets.train must name the .npy files of the columns, inputs first and the "
             "target last; got none. Use data.datasets.train=[x.npy,y.npy]."
         )
-    parts = [Arrays(paths, nan) if paths else None for paths in (train, val, test)]
-    assert parts[0] is not None
-    return Splits(parts[0], parts[1], parts[2])
+    others = [Arrays(paths, nan) if paths else None for paths in (val, test, predict)]
+    return Splits(Arrays(train, nan), others[0], others[1], others[2])
 
 
 def map_file(path: str) -> Any:

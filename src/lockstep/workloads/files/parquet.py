@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,17 +25,18 @@ def parquet(
     target: str | Sequence[str] | None,
     val: str | None = None,
     test: str | None = None,
+    predict: str | None = None,
     ids: bool = False,
     cache: str | None = None,
     nan: str = REFUSE,
 ) -> Splits:
     """Splits of a Parquet file each, or of a folder of them, which is read in the order of names.
 
-    A batch is ``(features, target)``. Features are floats ``(samples, features)``, or int64 with
-    ``ids``. A target of one integer or boolean column is int64 ``(samples,)``, as classes are; a
-    list of columns, or one of floats, is floats ``(samples, targets)``. A column of lists, all of
-    one length, counts as that many columns. ``cache`` is where the
-    converted columns go; None: beside the file, in ``<path>.columns``.
+    A batch is ``(features, target)``, of ``predict`` ``(features,)``. Features are floats
+    ``(samples, features)``, or int64 with ``ids``. A target of one integer or boolean column is
+    int64 ``(samples,)``, as classes are; a list of columns, or one of floats, is floats
+    ``(samples, targets)``. A column of lists, all of one length, counts as that many columns.
+    ``cache`` is where the converted columns go; None: beside the file, in ``<path>.columns``.
 
     Raises `UsageError` before training for anything but whole tables of numbers without nulls.
     """
@@ -45,9 +47,11 @@ def parquet(
             "data.datasets.path must name the Parquet file, or folder of them, of the training "
             "rows; got none. Use data.datasets.path=train.parquet."
         )
-    parts = [_split(name, selection, cache, nan) if name else None for name in (path, val, test)]
-    assert parts[0] is not None
-    return Splits(parts[0], parts[1], parts[2])
+    inputs = replace(selection, target=())
+    named = ((path, selection), (val, selection), (test, selection), (predict, inputs))
+    train, *others = (_split(name, it, cache, nan) if name else None for name, it in named)
+    assert train is not None
+    return Splits(train, others[0], others[1], others[2])
 
 
 def _split(name: str, selection: Selection, cache: str | None, nan: str) -> Arrays:
@@ -56,7 +60,7 @@ def _split(name: str, selection: Selection, cache: str | None, nan: str) -> Arra
     directory = Path(cache).absolute() if cache else source.with_name(f"{source.name}.columns")
     log.info("%s: read from its columns in %s, converted if it has changed", name, directory)
     made = cached(parts, selection, directory, partial(convert, parts, selection))
-    shown = {"features": selection.features, "target": selection.target}
+    shown = selection.columns
     return Arrays(
         [str(made / f"{file}.npy") for file in shown],
         nan,

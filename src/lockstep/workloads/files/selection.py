@@ -45,22 +45,28 @@ class Kept:
 
 @dataclass(frozen=True)
 class Selection:
-    """What ``data.datasets`` of a table names; see `parquet.parquet`."""
+    """What ``data.datasets`` of a table names; see `parquet.parquet`. No target: to predict it."""
 
     features: tuple[str, ...]
     target: tuple[str, ...]
     one_target: bool
     ids: bool
 
+    @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """Those of each file that is written."""
+        named = {"features": self.features, "target": self.target}
+        return {file: columns for file, columns in named.items() if columns}
+
     def kept(self, kinds: Kinds) -> dict[str, Kept]:
         """The files to write, by name. Raises `UsageError` for floats where ``ids`` are asked for,
         and for whole numbers that int64 does not hold."""
-        target = kinds[self.target[0]]
-        classes = self.one_target and target.width is None and target.dtype.kind in "iub"
-        return {
-            "features": _kept(self.features, kinds, whole=self.ids),
-            "target": _kept(self.target, kinds, whole=classes, flat=classes),
-        }
+        files = {"features": _kept(self.features, kinds, whole=self.ids)}
+        if self.target:
+            target = kinds[self.target[0]]
+            classes = self.one_target and target.width is None and target.dtype.kind in "iub"
+            files["target"] = _kept(self.target, kinds, whole=classes, flat=classes)
+        return files
 
 
 def select(features: Sequence[str], target: str | Sequence[str] | None, ids: bool) -> Selection:
