@@ -51,6 +51,21 @@ def test_a_run_goes_on_compiled_or_not(launch: Launch, tmp_path: Path) -> None:
     assert_weights_equal(weights(tmp_path / "wrapped"), weights(run), tolerance=0)
 
 
+@pytest.mark.parametrize("validated", [True, False], ids=["validated", "monitoring training"])
+def test_the_last_is_the_last_where_an_earlier_one_is_the_best(
+    launch: Launch, tmp_path: Path, validated: bool
+) -> None:
+    worse = ["trainer.max_epochs=3", "callbacks.checkpoint.mode=max"]  # the loss falls
+    if not validated:
+        worse += ["trainer.limit_val_batches=0", "callbacks.checkpoint.monitor=train/loss"]
+    launch(*RUN, *worse, *DDP2, directory=tmp_path / "run")
+    saved = {
+        path.name: torch.load(path, weights_only=True)["epoch"]
+        for path in (tmp_path / "run/checkpoints").iterdir()
+    }
+    assert saved == {"epoch000-step000002.ckpt": 0, "last.ckpt": 2}
+
+
 def test_dp_refuses_what_was_compiled_in_place(launch: Launch) -> None:
     with pytest.raises(RunFailed, match="what `compile\\(\\)` has made calls the original"):
         launch(*RUN, EAGER, *on("dp"))
