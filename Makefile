@@ -65,7 +65,7 @@ test-cluster: setup ## Run the tests over hosts and under SLURM, made on this ma
 	$(RUN) -m pytest -m cluster $(ARGS)
 
 check: setup ## Check format, lint, types, YAML, workflows, spelling, links of docs/; changes nothing
-	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff format --check . || { echo "make format repairs it" >&2; exit 1; }
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 	$(RUN) -m yamllint --strict .
@@ -114,7 +114,7 @@ distclean: clean ## Remove .venv too
 	  echo "setup: .venv with $$("$$found" --version), $$found"; \
 	  "$$found" -m venv --clear .venv || exit 1; \
 	fi
-	@echo 'setup: torch and what it needs (6 GB) come first: a few minutes, most of it silent'
+	@echo 'setup: torch and what it needs (7 GB) come first: a few minutes, most of it silent'
 	$(RUN) -m pip install --quiet -e '.[dev]' -c constraints.txt
 # only: recsys
 	$(RUN) -m pip install --quiet --no-deps recbole -c constraints.txt # for its data: docs/workloads/recsys.md

@@ -191,11 +191,13 @@ def test_a_later_version_is_merged_with_edits_on_both_sides(starter: Path, tmp_p
     git(project, "commit", "--quiet", "--message", "ours")
 
     again = new(starter, "--update", str(project))
-    assert again.returncode != 0
-    assert "has this version of the starter already (v0.1.0)" in again.stderr
+    assert again.returncode == 0, again.stderr
+    assert "has this version of the starter already" in again.stdout
 
     edit(starter / "src/lockstep/models/mlp.py", lambda text: f"# lockstep, later\n{text}")
     edit(starter / "CHANGELOG.md", lambda text: text + "\n- Projects: do this.\n")
+    own = (project / "pyproject.toml").read_text()
+    edit(starter / "pyproject.toml", lambda text: text.replace('"0.1.0"', '"0.2.0"', 1))
     (starter / "src/lockstep/later.py").write_text('"""Of lockstep."""\n')
     edit(starter / "src/lockstep/workloads/recsys/data.py", lambda text: text + "\n# later\n")
     release(starter, "v0.2.0")
@@ -207,6 +209,7 @@ def test_a_later_version_is_merged_with_edits_on_both_sides(starter: Path, tmp_p
     assert merged.endswith("OWN = 1\n")
     assert (project / "conf/trainer/default.yaml").read_text().startswith("# ours\n")
     assert (project / "src/my_project/own.py").exists()
+    assert (project / "pyproject.toml").read_text() == own, "its version is its own"
     assert (project / "src/my_project/later.py").read_text() == '"""Of my_project."""\n'
     assert not (project / "src/my_project/workloads/recsys").exists()
     assert json.loads((project / ".starter.json").read_text())["version"] == "v0.2.0"
@@ -221,7 +224,7 @@ def test_where_both_changed_a_line_git_marks_it(starter: Path, tmp_path: Path) -
     before = git(project, "rev-parse", "HEAD")
     dirty = new(starter, "--update", str(project))
     assert dirty.returncode != 0
-    assert "must have no uncommitted changes" in dirty.stderr
+    assert "must have no uncommitted changes; there are:\n  LICENSE\n" in dirty.stderr
     assert git(project, "rev-parse", "HEAD") == before
     git(project, "commit", "--quiet", "--all", "--message", "ours")
 
@@ -233,11 +236,14 @@ def test_where_both_changed_a_line_git_marks_it(starter: Path, tmp_path: Path) -
     assert "  LICENSE\n" in done.stdout
     assert "git merge --abort" in done.stdout
     marked = (project / "LICENSE").read_text()
-    assert marked.startswith("<<<<<<< HEAD\nNo licence\n=======\nThe MIT License\n>>>>>>> ")
+    assert marked.startswith(
+        "<<<<<<< HEAD\nNo licence\n=======\nThe MIT License\n>>>>>>> starter/v0.2.0\n"
+    )
+    assert git(project, "for-each-ref", "--format=%(refname)") == "refs/heads/main"
     assert (project / "README.md").read_text().endswith("\nLater.\n")
     edit(project / "LICENSE", lambda _: "Ours, resolved\n")
     git(project, "commit", "--quiet", "--all", "--message", "merged")
-    assert "already (v0.2.0)" in new(starter, "--update", str(project)).stderr
+    assert "already" in new(starter, "--update", str(project)).stdout
 
 
 def test_copier_makes_the_same_project_and_updates_it(starter: Path, tmp_path: Path) -> None:

@@ -49,6 +49,9 @@ def _new(asked: argparse.Namespace) -> None:
 def _update(project: Path) -> None:
     before = str(read_record(project).get("commit"))
     conflicts = update(STARTER, project)
+    if conflicts is None:
+        print(f"{project} has this version of the starter already.")
+        return
     told = changes(STARTER, before)
     print(
         "The starter's changes since (CHANGELOG.md):" if told else "CHANGELOG.md has no new line."

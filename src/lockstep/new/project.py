@@ -51,14 +51,15 @@ def turn(clone: Path, plan: Plan) -> None:
         git(clone, "remote", "rename", "origin", "starter")
 
 
-def update(starter: Path, project: Path) -> list[str]:
-    """Merge the starter's present version into the project; the files that conflict.
+def update(starter: Path, project: Path) -> list[str] | None:
+    """Merge the starter's present version into the project; the files that conflict, or None if
+    the project has it already.
 
     It is git's own three-way merge, from the version that the project has, of two commits that
     hold the starter's files alone: what the project changed stays. Raises `UsageError` if the
-    project has uncommitted changes, was not made by `create` or `turn`, or is up to date.
+    project has uncommitted changes, or was not made by `create` or `turn`.
     """
-    plan, version = recorded(project)
+    plan = recorded(project)
     _demand_clean(project)
     base = git(project, "log", "-1", "--format=%H", f"--grep=^{TRAILER}: ", "HEAD")
     if not base:
@@ -69,9 +70,13 @@ def update(starter: Path, project: Path) -> list[str]:
         )
     made = rendered_commit(starter, plan, project, parent=base)
     if not git(project, "diff", "--name-only", base, made, "--", ".", f":!{RECORD}"):
-        raise UsageError(f"{project} has this version of the starter already ({version}).")
-    title = f"Update to the starter's {describe(starter)}"
-    refused = complaint(project, "merge", "--no-ff", "--quiet", "-m", title, made)
+        return None
+    version = describe(starter)
+    theirs = f"starter/{version}"  # what git writes at a conflict's lower end
+    git(project, "update-ref", f"refs/{theirs}", made)
+    title = f"Update to the starter's {version}"
+    refused = complaint(project, "merge", "--no-ff", "--quiet", "-m", title, theirs)
+    git(project, "update-ref", "-d", f"refs/{theirs}")
     conflicts = git(project, "diff", "--name-only", "--diff-filter=U").splitlines()
     if refused is not None and not conflicts:
         raise UsageError(f"git merge failed in {project}, which is as before: {refused}")
@@ -103,16 +108,15 @@ def changes(starter: Path, commit: str) -> str | None:
     return "\n".join(line[1:] for line in compared.splitlines()[4:] if line.startswith("+"))
 
 
-def recorded(project: Path) -> tuple[Plan, str]:
-    """How the project was made, and from which version."""
+def recorded(project: Path) -> Plan:
+    """How the project was made."""
     record = read_record(project)
     try:
-        plan = Plan(record["name"], record["holder"], tuple(record["without"]))
-        return plan, str(record["version"])
+        return Plan(record["name"], record["holder"], tuple(record["without"]))
     except (KeyError, TypeError) as error:
         raise UsageError(
-            f"{project / RECORD} must hold name, holder, without and version; it lacks one "
-            f"({error}). Use: git checkout <its first commit> -- {RECORD}"
+            f"{project / RECORD} must hold name, holder and without; it lacks one ({error}). "
+            f" Use: git checkout <its first commit> -- {RECORD}"
         ) from error
 
 
@@ -134,7 +138,8 @@ def _demand_clean(repository: Path) -> None:
         raise UsageError(f"{repository} must be a git repository; it is none. Use: git init")
     changed = git(repository, "status", "--porcelain", "--untracked-files=no")
     if changed:
+        paths = "\n".join(f"  {line.split(maxsplit=1)[1]}" for line in changed.splitlines())
         raise UsageError(
-            f"{repository} must have no uncommitted changes; there are:\n{changed}\n"
+            f"{repository} must have no uncommitted changes; there are:\n{paths}\n"
             "Commit them, or put them aside with git stash."
         )

@@ -14,6 +14,7 @@ NAME = __package__.partition(".")[0]
 HOLDER = f"The {NAME.capitalize()} authors"
 LONGEST = 16
 """Letters of a name; tests/test_new.py checks that no line gets too long by one of these."""
+FIRST_VERSION = "0.1.0"
 EXAMPLES = ("image", "recsys", "text")
 STARTER_ONLY = (
     "CHANGELOG.md",
@@ -26,6 +27,7 @@ STARTER_ONLY = (
 )
 """Files, and folders, that speak of the starter itself."""
 _BEGIN = re.compile(r"^\s*(?:#|<!--) only: (\w+)(?: -->)?$")
+_VERSION = re.compile(r'^version = "[^"]*"$', re.MULTILINE)
 _END = re.compile(r"^\s*(?:#|<!--) end only(?: -->)?$")
 
 
@@ -105,7 +107,9 @@ def mark(line: str) -> str | None:
 
 
 def renamed(text: str, name: str) -> str:
-    """``lockstep`` and ``Lockstep`` in ``text`` become the name."""
+    """``lockstep`` and ``Lockstep`` in ``text`` become the name; the version is the project's own,
+    which no later one of the starter touches."""
+    text = _VERSION.sub(f'version = "{FIRST_VERSION}"', text)
     return text.replace(NAME, name).replace(NAME.capitalize(), name)
 
 
