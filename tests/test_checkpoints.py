@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import DDP2, ROOT, Launch, on
-from left import assert_weights_equal, weights
+from left import assert_weights_equal, history, weights
 
 from lockstep.errors import RunFailed, UsageError
 
@@ -58,12 +58,20 @@ def test_the_last_is_the_last_where_an_earlier_one_is_the_best(
     worse = ["trainer.max_epochs=3", "callbacks.checkpoint.mode=max"]  # the loss falls
     if not validated:
         worse += ["trainer.limit_val_batches=0", "callbacks.checkpoint.monitor=train/loss"]
-    launch(*RUN, *worse, *DDP2, directory=tmp_path / "run")
+    result = launch(*RUN, *worse, *DDP2, directory=tmp_path / "run")
     saved = {
         path.name: torch.load(path, weights_only=True)["epoch"]
         for path in (tmp_path / "run/checkpoints").iterdir()
     }
     assert saved == {"epoch000-step000002.ckpt": 0, "last.ckpt": 2}
+    metric = "val/loss" if validated else "train/loss"
+    first = next(row for row in history(tmp_path / "run") if row[metric])
+    assert result["best"] == {
+        "metric": metric,
+        "mode": "max",
+        "value": pytest.approx(float(first[metric])),
+        "checkpoint": "checkpoints/epoch000-step000002.ckpt",
+    }
 
 
 def test_dp_refuses_what_was_compiled_in_place(launch: Launch) -> None:

@@ -160,6 +160,7 @@ def test_a_run_prints_one_line_per_phase_and_a_closing_block(train: Command) -> 
         "trained",
         "time",
         "speed",
+        "best",
         "train/loss",
         "val/loss",
         "test/loss",

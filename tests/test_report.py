@@ -19,7 +19,7 @@ from left import table
 from lockstep.errors import UsageError
 from lockstep.report.files import as_text, write_report
 from lockstep.report.reading import common_overrides, read_jobs, varied_keys
-from lockstep.report.table import errors_of, rows_of
+from lockstep.report.table import best_of, errors_of, rows_of
 from lockstep.results import read_result
 
 MEGABYTE = 2**20
@@ -28,7 +28,8 @@ MEGABYTE = 2**20
 def job(sweep: Path, name: int, overrides: str, speed: float = 100.0, **changed: Any) -> Path:
     """A run's files, as a finished run leaves them."""
     keys = dict(item.split("=", 1) for item in overrides.split())
-    devices = int(keys.get("trainer.devices", 1))
+    given = yaml.safe_load(keys.get("trainer.devices", "1"))
+    devices = len(given) if isinstance(given, list) else given
     result = {
         "status": "finished",
         "strategy": keys.get("trainer.strategy", "auto"),
@@ -61,6 +62,18 @@ def test_varied_keys_are_columns_and_the_others_are_said_once(tmp_path: Path) ->
     jobs = read_jobs([tmp_path])
     assert varied_keys(jobs) == ["optimizer.lr"]
     assert common_overrides(jobs) == ["model=mlp", "seed=1"]
+
+
+def test_what_a_run_was_not_told_is_what_its_config_says(tmp_path: Path) -> None:
+    job(tmp_path, 0, "trainer.strategy=ddp trainer.devices=[0,1] model=linear compile=true")
+    defaults = job(tmp_path, 1, "")
+    (defaults / ".hydra").mkdir()
+    config = {"trainer": {"strategy": "auto", "devices": 1}, "model": {"width": 8}, "compile": None}
+    (defaults / ".hydra/config.yaml").write_text(yaml.safe_dump(config))
+    keys = ("trainer.strategy", "trainer.devices", "model", "compile")
+    rows = rows_of(read_jobs([tmp_path]))
+    assert [rows[0].values[key] for key in keys] == ["ddp", "[0,1]", "linear", "true"]
+    assert [rows[1].values[key] for key in keys] == ["auto", "1", None, None]
 
 
 def test_speed_up_and_efficiency_are_against_one_device(tmp_path: Path) -> None:
@@ -97,6 +110,55 @@ def test_repeats_over_the_seed_are_mean_and_spread(tmp_path: Path) -> None:
     assert (float(first["test/loss"]), float(first["test/loss sd"])) == (2.0, pytest.approx(2**0.5))
     assert (float(second["test/loss"]), float(second["test/loss sd"])) == (5.0, 0.0)
     assert first["job"] == "0.. (2 seeds)"
+
+
+def best(value: float, mode: str = "min", metric: str = "val/score") -> dict[str, Any]:
+    return {"metric": metric, "mode": mode, "value": value, "checkpoint": "checkpoints/one.ckpt"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("min", "best val/score: 2, at a checkpoint of #0.. (2 seeds) optimizer.lr=0.1"),
+        ("max", "best val/score: 2.5, at a checkpoint of #2.. (2 seeds) optimizer.lr=0.2"),
+    ],
+)
+def test_the_best_row_is_named_by_what_its_checkpoints_were_chosen_by(
+    tmp_path: Path, mode: str, expected: str
+) -> None:
+    for name, (rate, seed, value) in enumerate(
+        [(0.1, 1, 1.0), (0.1, 2, 3.0), (0.2, 1, 2.4), (0.2, 2, 2.6)]
+    ):
+        job(tmp_path, name, f"optimizer.lr={rate} seed={seed}", best=best(value, mode))
+    job(tmp_path, 4, "optimizer.lr=0.3", status="failed", best=None)
+    assert expected in write_report([tmp_path], tmp_path).splitlines()
+    for name in ("report.md", "report.html"):
+        assert expected in (tmp_path / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (best(1.00005), "the same"),
+        (best(2.0, metric="val/mae"), "chosen by another metric"),
+        (best(2.0, mode="max"), "chosen the other way"),
+        (None, "not chosen at all"),
+    ],
+)
+def test_no_row_is_the_best_of_what_is(
+    tmp_path: Path, other: dict[str, Any] | None, why: str
+) -> None:
+    job(tmp_path, 0, "optimizer.lr=0.1", best=best(1.0))
+    job(tmp_path, 1, "optimizer.lr=0.2", best=other)
+    assert best_of(rows_of(read_jobs([tmp_path]))) == "", why
+
+
+def test_a_search_names_its_best_itself(tmp_path: Path) -> None:
+    for name in (0, 1):
+        job(tmp_path, name, f"optimizer.lr=0.{name + 1}", best=best(name + 1.0))
+    assert best_of(rows_of(read_jobs([tmp_path]))).endswith("#0 optimizer.lr=0.1")
+    (tmp_path / "search.json").write_text("{}")
+    assert best_of(rows_of(read_jobs([tmp_path]))) == ""
 
 
 def test_failed_torn_and_poor_results_are_rows(tmp_path: Path) -> None:
@@ -194,6 +256,20 @@ def test_curves_name_their_jobs_by_what_varies(tmp_path: Path) -> None:
     assert figure is not None
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["#0 lr=0.1", "#1 lr=0.2"]
+    axes = figure.axes[0]
+    assert (axes.get_ylabel(), axes.get_yscale()) == ("train/loss", "linear")
+
+
+def test_a_loss_far_above_the_others_leaves_them_visible(tmp_path: Path) -> None:
+    from lockstep.report.plots import curves
+
+    job(tmp_path, 0, "optimizer.lr=0.1")
+    far = job(tmp_path, 1, "optimizer.lr=10") / "metrics.csv"
+    far.write_text("step,epoch,seconds,val/loss\n7,0,0.5,inf\n15,1,1.0,9000\n")
+    figure = curves(read_jobs([tmp_path]))
+    assert figure is not None
+    axes = figure.axes[0]
+    assert (axes.get_ylabel(), axes.get_yscale()) == ("train/loss or val/loss", "log")
 
 
 def test_jobs_of_two_sweeps_are_never_one_row(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -35,6 +37,7 @@ def describe_training(built: Built, run: Run) -> dict[str, Any]:
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,
         "metrics": plain_metrics(built),
+        "best": describe_best(trainer, run.directory),
         "floor": built.floor,
         **sizes,
         **clock.measured(run.started, sizes["global_batch_size"]),
@@ -69,6 +72,30 @@ def plain_metrics(built: Built) -> dict[str, float | list[Any]]:
     """The last value of everything logged, and the module's tables, as plain numbers."""
     logged = {name: value.item() for name, value in built.trainer.callback_metrics.items()}
     return dict(sorted((logged | getattr(built.module, "tables", {})).items()))
+
+
+def best_checkpoint(trainer: Trainer) -> str | None:
+    """The best checkpoint where a metric is monitored; None: the weights as they are."""
+    callback = trainer.checkpoint_callback
+    path = getattr(callback, "best_model_path", "")
+    return path if path and getattr(callback, "monitor", None) else None
+
+
+def describe_best(trainer: Trainer, directory: Path) -> dict[str, Any] | None:
+    """The best checkpoint: what it was chosen by, and its path, in a run's directory from there.
+
+    None where no metric is monitored, or nothing was validated.
+    """
+    path, callback = best_checkpoint(trainer), trainer.checkpoint_callback
+    if path is None or not isinstance(callback, ModelCheckpoint):
+        return None
+    place, score = Path(path), callback.best_model_score
+    return {
+        "metric": callback.monitor,
+        "mode": callback.mode,
+        "value": None if score is None else score.item(),
+        "checkpoint": str(place.relative_to(directory) if directory in place.parents else place),
+    }
 
 
 def samples_seen(module: LightningModule) -> dict[str, int]:

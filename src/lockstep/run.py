@@ -29,7 +29,13 @@ from lockstep.data import DataModule
 from lockstep.devices import cores
 from lockstep.errors import UsageError
 from lockstep.group import leave_group
-from lockstep.outcome import callbacks_of, describe_training, plain_metrics, samples_seen
+from lockstep.outcome import (
+    best_checkpoint,
+    callbacks_of,
+    describe_training,
+    plain_metrics,
+    samples_seen,
+)
 from lockstep.overhead import trim
 from lockstep.placement import STRATEGIES
 from lockstep.predictions import write_predictions
@@ -159,13 +165,6 @@ def predict(built: Built, run: Run) -> str:
         )
     best = best_checkpoint(built.trainer)
     return str(write_predictions(built.trainer, built.module, built.data, best, run.directory))
-
-
-def best_checkpoint(trainer: Trainer) -> str | None:
-    """The best checkpoint where a metric is monitored; None: the weights as they are."""
-    callback = trainer.checkpoint_callback
-    path = getattr(callback, "best_model_path", "")
-    return path if path and getattr(callback, "monitor", None) else None
 
 
 def has_test(module: LightningModule, data: LightningDataModule) -> bool:

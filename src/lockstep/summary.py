@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from lockstep.placement import Placement
 from lockstep.record import Run
@@ -51,7 +52,7 @@ def closing_block(result: Result) -> str:
         ("strategy", f"{result['strategy']}, {_devices(result)}"),
         *computed,
         *((name, _value(name, value, result)) for name, value in result["metrics"].items()),
-        *((key, str(result[key])) for key in ("checkpoint", "output") if key in result),
+        *((key, str(result[key])) for key in ("rows", "checkpoint", "output") if key in result),
         ("directory", _short(Path(result["directory"]))),
     ]
     width = max(len(name) for name, _ in rows)
@@ -68,7 +69,12 @@ def _training(result: Result) -> list[tuple[str, str]]:
         ("trained", f"{result['epochs']} epochs, {result['steps']} optimizer steps"),
         ("time", _time(result) + (f", {first:.1f} s to the first step" if first else "")),
         ("speed", f"{speed:,.0f} samples per second" if speed else "too few steps to tell"),
+        *((("best", _best(result["best"])),) if result.get("best") else ()),
     ]
+
+
+def _best(best: dict[str, Any]) -> str:
+    return f"{best['metric']} {best['value']:.6g} in {best['checkpoint']}"
 
 
 def _time(result: Result) -> str:

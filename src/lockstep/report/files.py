@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.report.reading import Job, common_overrides, read_jobs
-from lockstep.report.table import QUARTILES, Row, columns_of, errors_of, rows_of, text_of
+from lockstep.report.table import (
+    EXPLAINED,
+    QUARTILES,
+    Row,
+    best_of,
+    columns_of,
+    errors_of,
+    rows_of,
+    text_of,
+)
 from lockstep.results import write_atomically
 
 
@@ -30,7 +39,7 @@ def write_report(directories: Sequence[Path], into: Path) -> str:
     from lockstep.report.page import page
 
     write_atomically(into / "report.html", page(jobs, rows, figures))
-    lines = [_shared(jobs), as_text(rows), note, f"report: {into / 'report.html'}"]
+    lines = [_shared(jobs), as_text(rows), best_of(rows), note, f"report: {into / 'report.html'}"]
     return "\n".join(line for line in lines if line)
 
 
@@ -70,6 +79,8 @@ def as_markdown(jobs: list[Job], rows: list[Row]) -> str:
     lines = ["# Report", "", f"{len(jobs)} jobs. {_shared(jobs)}", ""]
     lines += [_cells(columns), "|" + "---|" * len(columns)]
     lines += [_cells([text_of(row, name) for name in columns]) for row in rows]
+    best = best_of(rows)
+    lines += ["", *([_plain(best), ""] if best else []), EXPLAINED]
     failed = errors_of(jobs)
     if failed:
         lines += ["", "Not finished:", "", *(f"- {_plain(line.strip())}" for line in failed)]

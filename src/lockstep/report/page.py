@@ -5,7 +5,15 @@ from __future__ import annotations
 from html import escape
 
 from lockstep.report.reading import Job, common_overrides
-from lockstep.report.table import QUARTILES, TOLERANCE, Row, columns_of, errors_of, text_of
+from lockstep.report.table import (
+    EXPLAINED,
+    QUARTILES,
+    Row,
+    best_of,
+    columns_of,
+    errors_of,
+    text_of,
+)
 
 STYLE = """
 :root { color-scheme: light dark;
@@ -36,6 +44,7 @@ def page(jobs: list[Job], rows: list[Row], figures: dict[str, str]) -> str:
     failed = f"<h2>Not finished</h2><pre>{failed}</pre>" if failed else ""
     shared = escape(" ".join(common_overrides(jobs)))
     shared = f" All have <code>{shared}</code>." if shared else ""
+    best = f"<p>{escape(found)}</p>\n" if (found := best_of(rows)) else ""
     drawn = "".join(
         f"<figure><figcaption>{escape(caption)}</figcaption>{svg}</figure>"
         for caption, svg in figures.items()
@@ -44,10 +53,9 @@ def page(jobs: list[Job], rows: list[Row], figures: dict[str, str]) -> str:
 <html lang="en"><head><meta charset="utf-8"><title>Report</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>
 <body><h1>Report</h1>
-<p>{len(jobs)} jobs.{shared} Speed-up and efficiency are against one device, with the same strategy
-where that was run; a row agrees when all its metrics are those of the first job on one device, to
-{TOLERANCE:g} relative.</p>
+<p>{len(jobs)} jobs.{shared}</p>
 <div class="wide">{_table(rows)}</div>
+{best}<p>{escape(EXPLAINED)}</p>
 {failed}{drawn}
 </body></html>
 """

@@ -1,9 +1,10 @@
-"""Curves and bars, as PNG files and as SVG for the page. Needs matplotlib: the extra ``report``."""
+"""Curves and bars, as PNG files and as SVG for the page. Needs matplotlib: the extra ``plots``."""
 
 from __future__ import annotations
 
 import io
 import re
+from math import isfinite
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -13,6 +14,8 @@ from lockstep.report.table import SPLIT, Row, elsewhere
 
 WIDTH, HEIGHT = 11.0, 3.6
 """Inches."""
+WIDE = 1000
+"""The largest over the smallest loss from which a linear axis would show one line alone."""
 LABEL = 40
 """Characters of a job in a legend."""
 
@@ -47,11 +50,15 @@ def _inline(svg: str) -> str:
 
 
 def curves(jobs: list[Job]) -> Figure | None:
-    """A line per job: ``train/loss`` where there is one, else ``val/loss``."""
-    shown = [(job, job.history.get("train/loss") or job.history.get("val/loss")) for job in jobs]
-    lines = [(job, points) for job, points in shown if points]
+    """A line per job: ``train/loss`` where there is one, else ``val/loss``; on a logarithmic
+    axis where one of them is far above the others."""
+    losses = ("train/loss", "val/loss")
+    found = [(job, next((name for name in losses if job.history.get(name)), "")) for job in jobs]
+    lines = [(job, job.history[name]) for job, name in found if name]
     if not lines:
         return None
+    every = [value for _, points in lines for _, _, value in points if isfinite(value)]
+    wide = bool(every) and min(every) > 0 and max(every) > WIDE * min(every)
     varied = varied_keys(jobs)
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     for axes, unit in zip(
@@ -68,7 +75,9 @@ def curves(jobs: list[Job]) -> Figure | None:
             axes.plot(along[unit], values, marker=".", alpha=0.8, label=_label(job, varied))
         axes.set_xlabel(unit)
         axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("loss")
+        if wide:
+            axes.set_yscale("log")
+    figure.axes[0].set_ylabel(" or ".join(sorted({name for _, name in found if name})))
     if len(lines) <= 12:
         labels = figure.axes[-1].get_legend_handles_labels()
         legend = figure.legend(*labels, loc="outside right center", fontsize="small")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from lockstep.errors import UsageError
 from lockstep.history import History, read_history
 from lockstep.plan import GOING_ON, not_started, split_override
 from lockstep.results import DONE, Result, read_result
+from lockstep.rundir import config_file
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,23 @@ class Job:
     def known(self) -> bool:
         """Whether its overrides are: not of a torn result without a ``.hydra/``."""
         return bool(self.overrides) or self.finished
+
+    @property
+    def searched(self) -> bool:
+        """Whether it is a trial of a search, which says itself what it found."""
+        return (self.directory.parent / "search.json").exists()
+
+    def setting(self, key: str) -> str | None:
+        """What was given for ``key``; else what the run's config has there, but no group."""
+        if key in self.overrides:
+            return self.overrides[key]
+        path = config_file(self.directory)
+        value = yaml.safe_load(path.read_text()) if path.is_file() else None
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is None or isinstance(value, dict):
+            return None
+        return value if isinstance(value, str) else json.dumps(value)
 
 
 def read_jobs(directories: Iterable[Path]) -> list[Job]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
@@ -13,6 +14,14 @@ SPLIT = {"trainer.strategy", "trainer.devices", "trainer.num_nodes", "strategy",
 """Keys that say where a run is computed: a difference in them must not show in the metrics."""
 TOLERANCE = 1e-4
 """Relative; float32 sums in another order are 1e-6 apart after a step, more after thousands."""
+EXPLAINED = (
+    "Speed-up, and efficiency (speed-up over devices), are against one device, with the same "
+    "strategy where that was run; a row agrees when all its metrics are those of the first job on "
+    f"one device that computes the same, to {TOLERANCE:g} relative. A cell is empty where there "
+    "is nothing to compare with, or nothing was measured. train/ and val/ are of the last epoch, "
+    "test/ of the best checkpoint where one was chosen; memory is the most that a process had, "
+    "libraries that it loaded itself with it (a job of a sweep shares them: 300 MB less)."
+)
 QUARTILES = ("quarter below", "quarter above")
 """Columns of their own in ``report.csv``; for people they stand behind the median."""
 MEGABYTE = 2**20
@@ -45,7 +54,7 @@ def _row(repeats: list[Job], varied: list[str], jobs: list[Job]) -> Row:
     name = first.name if count == 1 else f"{first.name}.. ({count} seeds)"
     keys = [key for key in varied if key != "seed" or count == 1]
     row = Row(repeats, {"job": name, "status": first.result.get("status", "unknown")})
-    row.values |= {key: first.overrides.get(key) for key in keys}
+    row.values |= {key: first.setting(key) for key in keys}
     if not first.measured:
         return row
     each = [_measured(job) | _compared(job, jobs) for job in repeats]
@@ -151,6 +160,29 @@ def text_of(row: Row, column: str) -> str:
         return f"{text} +- {row.spread[column]:.2g}"
     low, high = (row.values.get(name) for name in QUARTILES)
     return f"{text} ({low:,.0f}-{high:,.0f})" if column == "samples/s" and low else text
+
+
+def best_of(rows: list[Row]) -> str:
+    """The row whose checkpoint is best by the metric that all were chosen by; of repeats the mean.
+
+    Empty where the rows are the same in it, or were not all chosen by one; after a search, whose
+    objective decides, as well.
+    """
+    finished = [row for row in rows if row.jobs[0].finished]
+    jobs = [job for row in finished for job in row.jobs]
+    chosen = [job.result.get("best") for job in jobs]
+    by = {(best["metric"], best["mode"]) if best else None for best in chosen}
+    if len(by) != 1 or None in by or any(job.searched for job in jobs):
+        return ""
+    ((metric, mode),) = filter(None, by)
+    values = [mean(job.result["best"]["value"] for job in row.jobs) for row in finished]
+    if math.isclose(min(values), max(values), rel_tol=TOLERANCE):
+        return ""
+    value = min(values) if mode == "min" else max(values)
+    row = finished[values.index(value)]
+    varied = [f"{key}={row.values[key]}" for key in varied_keys(jobs) if key in row.values]
+    words = " ".join([f"#{row.values['job']}", *varied])
+    return f"best {metric}: {value:.6g}, at a checkpoint of {words}"
 
 
 def errors_of(jobs: list[Job]) -> list[str]:
