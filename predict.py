@@ -1,6 +1,9 @@
-"""Write predictions: ``python predict.py checkpoint=<run or file> output=<file>.csv``.
+"""Write what a trained model predicts: a row per sample, in the data set's order.
 
-docs/use.md says what can be chosen.
+    python predict.py checkpoint=outputs/<date>/<run> output=predictions.csv
+
+The suffix of output says the format: .csv, .parquet or .pt. The run's own config is the base;
+key=value changes it, and --cfg=job beside the rest shows it. docs/use.md says more: new rows, too.
 """
 
 from pathlib import Path
@@ -8,7 +11,7 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from lockstep.cli import readable_errors
+from lockstep.cli import answer_help, readable_errors
 from lockstep.use.command import offer_base, use
 from lockstep.use.tasks import prediction
 
@@ -19,6 +22,7 @@ def predict(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
+    answer_help(__doc__)
     with readable_errors():
         offer_base("predict", Path(__file__).parent / "conf")
         predict()

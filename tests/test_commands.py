@@ -103,6 +103,7 @@ EXECUTED = {
     },
     "docs/workloads/files.md": {
         "python train.py data=npy *": "test_a_run_from_files_is_the_run_from_memory",
+        "python -c *": "test_the_command_of_the_page_makes_a_table_of_a_csv_file",
         "python train.py data=parquet *": "test_a_run_from_files_is_the_run_from_memory",
     },
     # only: image

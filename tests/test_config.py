@@ -87,8 +87,9 @@ def _targets(value: Any) -> Any:
 def test_every_file_opens_with_what_it_does_and_how_to_run_it(path: Path) -> None:
     lines = path.read_text().splitlines()
     comment = list(takewhile(lambda line: line.startswith("#"), lines))
-    assert len(comment) >= 2
-    assert any("python train.py" in line for line in comment)
+    rule = f"{path} must begin with two lines of # comment or more, one with python train.py"
+    assert len(comment) >= 2, rule
+    assert any("python train.py" in line for line in comment), rule
 
 
 def answer(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> tuple[int, str, bool]:
@@ -113,10 +114,16 @@ def answer(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> tup
         (["model=linaer"], ["model=linaer", "There are: ", "linear, ", "Did you mean linear?"]),
         (["lr=0.1"], ["no key 'lr'", "Did you mean optimizer.lr?"]),
         (["max_epochs=3"], ["Did you mean trainer.max_epochs?"]),
+        (["epochs=3"], ["Did you mean trainer.max_epochs"]),
+        (["batch_size=3"], ["mean data.global_batch_size or data.eval_batch_size or "]),
+        (["trainer.strategy=DDP"], ["got 'DDP'", "Did you mean ddp?"]),
+        (["optimizer.lr", "=", "0.1"], ["optimizer.lr must be key=value, without blanks"]),
         (["resume=nowhere.ckpt"], ["nowhere.ckpt holds none", "use resume=latest"]),
         (["resume=latest"], ["resume=latest needs a directory in outputs/"]),
         (["modle=linear"], ["modle", "Did you mean model?"]),
-        (["seed=abc"], ["seed", "'abc'"]),
+        (["seed=abc"], ["seed", "'abc'", "Integer. Use a whole number, such as 2."]),
+        (["test=maybe"], ["test: ", "'maybe'", "Use true or false."]),
+        (["launch.grace_s=soon"], ["'soon'", "Use a number"]),
         (["seed=-1"], ["seed must be 0 or greater", "-1"]),
         (["trainer.max_epochs=1.5"], ["trainer.max_epochs", "'1.5'"]),
         (["model.network.widht=3"], ["model.network.widht", "Did you mean width?"]),
@@ -164,6 +171,17 @@ def test_help_and_config_are_shown_without_torch(flag: str, tmp_path: Path) -> N
     assert not torch_imported
     assert ("python train.py -m" in text) == (flag == "--help")
     assert ("gradient_clip_val: null" in text) == (flag != "--help")
+
+
+def test_a_setting_with_dashes_is_told_how_settings_are_given(tmp_path: Path) -> None:
+    status, text, torch_imported = answer("--lr", "0.1", cwd=tmp_path)
+    assert (status, torch_imported) == (2, False)
+    assert "unrecognized arguments: --lr" in text
+    assert "A setting is key=value, without dashes" in text
+    status, text, _ = answer("--info=everything", cwd=tmp_path)
+    assert status == 2
+    assert "invalid choice" in text
+    assert "A setting is" not in text
 
 
 def test_a_stale_distributed_environment_is_refused_by_name(tmp_path: Path) -> None:

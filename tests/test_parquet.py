@@ -6,7 +6,10 @@ That a run from them is the run from memory is in `test_files`, with the other f
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +19,7 @@ import numpy
 import pyarrow
 import pytest
 import torch
-from conftest import Launch
+from conftest import ROOT, Launch
 from pyarrow import parquet as writer
 from test_files import write_table
 
@@ -52,6 +55,19 @@ def path(tmp_path: Path) -> Path:
 
 def entries(path: Path) -> list[Path]:
     return [item for item in path.with_name("t.parquet.columns").iterdir() if item.is_dir()]
+
+
+def test_the_command_of_the_page_makes_a_table_of_a_csv_file(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("a,b,c\n0.5,1,3\n0.25,2,4\n")
+    page = (ROOT / "docs/workloads/files.md").read_text()
+    (command,) = re.findall(r"^python (-c .*)$", page, re.MULTILINE)
+    done = subprocess.run(
+        [sys.executable, *shlex.split(command)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    inputs, target = given_out(tmp_path / "train.parquet", "a", "b", target="c")
+    assert inputs.tolist() == [[0.5, 1], [0.25, 2]]
+    assert target.tolist() == [3, 4]
 
 
 def test_columns_are_given_out_as_what_networks_and_losses_take(path: Path) -> None:

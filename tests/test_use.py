@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -200,6 +201,14 @@ def test_a_missing_package_is_named_with_its_extra(
         )
 
 
+@pytest.mark.parametrize("name", ["eval", "predict", "export"])
+def test_each_command_says_how_it_is_used(name: str) -> None:
+    line = [sys.executable, str(ROOT / f"{name}.py"), "--help"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"python {name}.py checkpoint=" in done.stdout
+
+
 def test_the_commands_read_the_runs_config_and_print_one_error(
     launch: Launch, tmp_path: Path
 ) -> None:
@@ -218,6 +227,7 @@ def test_the_commands_read_the_runs_config_and_print_one_error(
     written = command("predict", source, "output=rows.csv")
     assert (written.returncode, written.stderr) == (0, "")
     assert len(table(tmp_path / "rows.csv")) == 33
+    assert re.search(r"^  rows +33$", written.stdout, re.MULTILINE)
     unnamed = command("predict", source, "hydra.run.dir=predicted")
     assert (unnamed.returncode, unnamed.stderr) == (0, "")
     assert sorted(path.name for path in (tmp_path / "predicted").iterdir()) == [

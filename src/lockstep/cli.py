@@ -32,6 +32,9 @@ from lockstep.slurm.requeue import was_requeued
 
 log = logging.getLogger(__name__)
 
+WRONG_COMMAND_LINE = 2
+"""The exit status of argparse."""
+
 
 def run(
     composed: DictConfig, make_run: Callable[[DictConfig], Run] = prepare
@@ -66,10 +69,10 @@ def finished_before(composed: DictConfig) -> Result | None:
     return result if result["status"] in DONE else None
 
 
-def answer_help() -> None:
-    """Print the help and leave, where that is all that was asked for."""
+def answer_help(text: str | None = None) -> None:
+    """Print the help and leave, where that is all that was asked for; None: that of training."""
     if sys.argv[1:] in (["--help"], ["-h"]):
-        print(help_text(conf()))
+        print(text or help_text(conf()))
         sys.exit()
 
 
@@ -93,6 +96,10 @@ def readable_errors() -> Iterator[None]:
         sweep.check_not_empty()
     except KeyboardInterrupt:
         sys.exit(130)
+    except SystemExit as ended:
+        if ended.code == WRONG_COMMAND_LINE and ended.__context__ is None:  # an unknown flag
+            print("A setting is key=value, without dashes: optimizer.lr=0.1", file=sys.stderr)
+        raise
     except (UsageError, RunFailed, HydraException, OmegaConfBaseException) as error:
         if given == "1":
             raise

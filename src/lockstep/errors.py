@@ -76,8 +76,9 @@ def one_line(error: BaseException) -> str:
 
 def did_you_mean(name: object, choices: Iterable[str]) -> str:
     """`` Did you mean ...?`` for the end of a message; empty where no choice is near."""
-    near = get_close_matches(str(name), list(choices), n=1, cutoff=0.5)
-    return f" Did you mean {near[0]}?" if near else ""
+    by_lower = {choice.lower(): choice for choice in choices}
+    near = get_close_matches(str(name).lower(), list(by_lower), n=1, cutoff=0.5)
+    return f" Did you mean {by_lower[near[0]]}?" if near else ""
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

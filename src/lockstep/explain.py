@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,13 @@ from omegaconf.errors import ConfigKeyError, ValidationError
 
 from lockstep.errors import UsageError, causes, did_you_mean
 from lockstep.help import conf
+
+WANTED = {
+    "to Integer": " Use a whole number, such as 2.",
+    "to Float": " Use a number, such as 0.1 or 1e-3.",
+    "valid bool": " Use true or false.",
+}
+"""What omegaconf says of a value that is of another type -> the repair."""
 
 
 def explain(error: Exception) -> str:
@@ -35,6 +43,11 @@ def explain(error: Exception) -> str:
     if isinstance(cause, ConfigKeyError | ValidationError) or hasattr(cause, "full_key"):
         return _explain_key(error, cause)
     if isinstance(error, OverrideParseException):
+        if re.fullmatch(r"[\w.@/+~-]+", error.override):
+            return (
+                f"{error.override} must be key=value, without blanks around the =; there is no =. "
+                f"Use {error.override}=..., or python train.py --help for what can be chosen."
+            )
         return f"{error} A value with = , or brackets needs quotes: 'key=\"a=b\"'."
     return str(error)
 
@@ -50,7 +63,9 @@ def _files_of(group: str) -> list[str]:
 def _explain_key(error: Exception, cause: Any) -> str:
     key = cause.full_key or str(cause.key)
     if isinstance(cause, ValidationError):
-        return f"{key}: {cause.msg.splitlines()[0] if cause.msg else cause}."
+        rule = str(cause.msg or cause).splitlines()[0].removesuffix(".")
+        wanted = next((use for kind, use in WANTED.items() if kind in rule), "")
+        return f"{key}: {rule}.{wanted}"
     parent = cause.parent_node
     place, _, last = key.rpartition(".")
     if hasattr(parent, "keys") and last not in parent:
@@ -71,14 +86,16 @@ def _explain_key(error: Exception, cause: Any) -> str:
 
 
 def _paths_to(name: str, config: DictConfig) -> list[str]:
-    """The keys below the top that are called so: lr is optimizer.lr."""
+    """The keys below the top that are called so: lr is optimizer.lr; if there is none, those that
+    end so: epochs is trainer.max_epochs."""
 
     def below(node: Any, path: str) -> Iterator[str]:
         if isinstance(node, dict):
             for key, value in node.items():
-                if key == name and path:
+                if path and f"_{key}".endswith(f"_{name}"):
                     yield f"{path}.{key}"
                 yield from below(value, f"{path}.{key}" if path else str(key))
 
     found = below(OmegaConf.to_container(config, resolve=False), "")
-    return [path for path in found if not path.startswith("hydra.")]
+    ends = [path for path in found if not path.startswith("hydra.")]
+    return [path for path in ends if path.endswith(f".{name}")] or ends[:3]

@@ -30,7 +30,7 @@ a wrong batch, mean or gradient shows in the first steps. Loss is that of each s
 batch. Differences are relative to the largest value of their kind on one device. It computes in
 float64, where sums in another order differ by 1e-13 and not, as with Adam in float32, by 1e-3; with
 trainer.precision=... as you say. docs/guarantees.md names what depends on the split. Exit status: 0
-all the same, 1 not, 2 wrong command line."""
+all the same, 1 not or an error, 2 a wrong option."""
 NO_REFERENCE = """that was the run on one device. --keep DIR leaves its traceback in train.log;
 trainer.precision=32-true is for what cannot be computed in float64."""
 HEADER = ("strategy", "devices", "loss", "weights", "metrics", "verdict", "likely reason")

@@ -62,7 +62,8 @@ class Predict:
         if built.trainer.is_global_zero:
             write_table(written, self.output)
         built.trainer.strategy.barrier("table")
-        return {"metrics": {}, "checkpoint": checkpoint, "output": str(self.output)}
+        rows = built.data.predict_samples
+        return {"metrics": {}, "rows": rows, "checkpoint": checkpoint, "output": str(self.output)}
 
 
 @dataclass(frozen=True)
