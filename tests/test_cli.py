@@ -358,6 +358,28 @@ def test_thirty_small_ddp_runs_all_exit_with_zero(train: Command) -> None:
     assert [result["status"] for result in done.results] == ["finished"] * 30
 
 
+@pytest.mark.parametrize("arguments", [DDP2, ["-m", "seed=1,2"]], ids=["ddp", "sweep"])
+def test_a_run_whose_reader_leaves_goes_on_and_says_nothing(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, *TRAIN, *arguments, *SMALL],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(60)) == ("", 0)
+    statuses = [read_result(path)["status"] for path in tmp_path.rglob("result.json")]
+    assert statuses == ["finished"] * (2 if "-m" in arguments else 1)
+    assert all("finished" in path.read_text() for path in tmp_path.rglob("train.log"))
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_a_terminal_shows_a_bar_and_whole_log_lines(tmp_path: Path) -> None:
     import pty

@@ -178,6 +178,9 @@ def test_a_setting_with_dashes_is_told_how_settings_are_given(tmp_path: Path) ->
     assert (status, torch_imported) == (2, False)
     assert "unrecognized arguments: --lr" in text
     assert "A setting is key=value, without dashes" in text
+    status, text, _ = answer("model=mlp", "-m", "seed=1,2", cwd=tmp_path)
+    assert status == 2
+    assert "Flags such as -m come first." in text
     status, text, _ = answer("--info=everything", cwd=tmp_path)
     assert status == 2
     assert "invalid choice" in text

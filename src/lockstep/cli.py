@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 WRONG_COMMAND_LINE = 2
 """The exit status of argparse."""
+SETTINGS = "A setting is key=value, without dashes: optimizer.lr=0.1. Flags such as -m come first."
 
 
 def run(
@@ -98,7 +99,7 @@ def readable_errors() -> Iterator[None]:
         sys.exit(130)
     except SystemExit as ended:
         if ended.code == WRONG_COMMAND_LINE and ended.__context__ is None:  # an unknown flag
-            print("A setting is key=value, without dashes: optimizer.lr=0.1", file=sys.stderr)
+            print(SETTINGS, file=sys.stderr)
         raise
     except (UsageError, RunFailed, HydraException, OmegaConfBaseException) as error:
         if given == "1":

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
+from typing import TextIO
+
+from typing_extensions import override
 
 CONSOLE = f"{__package__}_CONSOLE".upper()
 """The file that the processes of a run write to instead of the terminal."""
+
+
+class Terminal(logging.StreamHandler[TextIO]):
+    """The log on standard output; silent once its reader has gone, as that of ``| head`` does.
+
+    The run goes on, for its files have it all.
+    """
+
+    @override
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], BrokenPipeError):
+            super().handleError(record)
+            return
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.stream.fileno())  # for print, and the flush at the end
+        os.close(nowhere)
 
 
 def redirect(path: Path) -> None:
