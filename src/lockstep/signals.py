@@ -19,6 +19,8 @@ STOPPING = [
 """A scheduler's notice, the same by another name, a closed terminal, Ctrl-C."""
 STATUSES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """What a process leaves with: after Ctrl-C, and after any of the others."""
+ONE_KEY_S = 0.5
+"""Signals this close are one: ``timeout -s INT`` sends its command one, then its whole group."""
 
 
 class Stop:
@@ -35,6 +37,7 @@ class Stop:
     def reset(self) -> None:
         """As nobody had asked yet."""
         self.asked: int | None = None
+        self.asked_at = 0.0
         self.leaving = False
         self.deferred = False
         self.answered = False
@@ -44,8 +47,10 @@ class Stop:
     def handle(self, signum: int, _: FrameType | None) -> None:
         if self.leaving:
             return  # a signal must not cut the clean-up short; whoever sent it kills after a while
-        insists = self.asked == signal.SIGINT
-        self.asked = self.asked or signum
+        now = time.monotonic()
+        insists = self.asked == signal.SIGINT and now - self.asked_at > ONE_KEY_S
+        if self.asked is None:
+            self.asked, self.asked_at = signum, now
         if not self.deferred or insists or not self.peers_are_well():
             self.leave()
 
