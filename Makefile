@@ -9,13 +9,15 @@ ARGS ?=
 
 RUN := .venv/bin/python
 # Other words with = would be variables of make's own, and silently without effect.
-SETTINGS := PYTHON=% ARGS=% RUN=%
+SETTINGS := PYTHON ARGS RUN
 # only: starter
-SETTINGS += NAME=% DEST=% WITHOUT=% HOLDER=% PROJECT=%
+SETTINGS += NAME DEST WITHOUT HOLDER PROJECT
 # end only
-STRAY := $(filter-out $(SETTINGS),$(subst \ ,_,$(MAKEOVERRIDES)))
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
+STRAY := $(foreach name,$(filter-out $(SETTINGS),$(GIVEN)),$(name)=$(value $(name)))
 ifneq ($(STRAY),)
-  $(error make passes overrides on in ARGS only; got $(STRAY). Use: make train ARGS="$(STRAY)")
+  $(error make passes overrides on in ARGS only; got $(STRAY). \
+    Use: make $(or $(MAKECMDGOALS),train) ARGS="$(strip $(ARGS) $(STRAY))")
 endif
 
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))

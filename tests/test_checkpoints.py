@@ -74,6 +74,23 @@ def test_the_last_is_the_last_where_an_earlier_one_is_the_best(
     }
 
 
+def test_a_run_that_was_moved_goes_on_with_its_best(launch: Launch, tmp_path: Path) -> None:
+    worse = ["trainer.max_epochs=2", "callbacks.checkpoint.mode=max"]  # the loss falls
+    before = launch(*RUN, *worse, directory=tmp_path / "run")["best"]
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    (tmp_path / "linked").symlink_to(moved)
+    run = tmp_path / "linked"
+    result = launch(f"resume={run}", "trainer.max_epochs=3", directory=run)
+    assert result["best"] == before
+    names = sorted(path.name for path in (moved / "checkpoints").iterdir())
+    assert names == [Path(before["checkpoint"]).name, "last.ckpt"]
+
+
+def test_a_last_that_is_a_link_is_refused(launch: Launch) -> None:
+    with pytest.raises(UsageError, match=r"save_last must be true or false; got link.*=true\."):
+        launch(*RUN, "callbacks.checkpoint.save_last=link")
+
+
 def test_dp_refuses_what_was_compiled_in_place(launch: Launch) -> None:
     with pytest.raises(RunFailed, match="what `compile\\(\\)` has made calls the original"):
         launch(*RUN, EAGER, *on("dp"))

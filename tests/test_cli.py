@@ -361,7 +361,10 @@ def test_thirty_small_ddp_runs_all_exit_with_zero(train: Command) -> None:
     assert [result["status"] for result in done.results] == ["finished"] * 30
 
 
-@pytest.mark.parametrize("arguments", [DDP2, ["-m", "seed=1,2"]], ids=["ddp", "sweep"])
+BAR = ["trainer.enable_progress_bar=true"]
+
+
+@pytest.mark.parametrize("arguments", [DDP2, ["-m", "seed=1,2"], BAR], ids=["ddp", "sweep", "bar"])
 def test_a_run_whose_reader_leaves_goes_on_and_says_nothing(
     tmp_path: Path, arguments: list[str]
 ) -> None:

@@ -119,7 +119,7 @@ def answer(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> tup
         (["trainer.strategy=DDP"], ["got 'DDP'", "Did you mean ddp?"]),
         (["optimizer.lr", "=", "0.1"], ["optimizer.lr must be key=value, without blanks"]),
         (["resume=nowhere.ckpt"], ["nowhere.ckpt holds none", "use resume=latest"]),
-        (["resume=latest"], ["resume=latest needs a directory in outputs/"]),
+        (["resume=latest"], ["resume=latest needs a run in outputs/ that began to train"]),
         (["modle=linear"], ["modle", "Did you mean model?"]),
         (["seed=abc"], ["seed", "'abc'", "Integer. Use a whole number, such as 2."]),
         (["test=maybe"], ["test: ", "'maybe'", "Use true or false."]),

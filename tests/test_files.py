@@ -14,13 +14,17 @@ import torch
 from conftest import Launch, quick_and_slow
 from faults import break_at
 from left import assert_weights_equal, weights
+from lightning.pytorch import Trainer
 from pyarrow import parquet
 from recording import global_batches, indexed, rows
 from test_resume import RUN, WHERE, assert_same_run
 
+from lockstep.config import DataConfig
+from lockstep.data import DataModule, Splits
 from lockstep.data.tensors import Tensors
 from lockstep.errors import RunFailed, UsageError
 from lockstep.module import SupervisedModule
+from lockstep.sizes import BatchSizes
 from lockstep.workloads.files.arrays import Arrays, npy
 
 NAMES = ("train", "val", "test")
@@ -124,12 +128,38 @@ def test_new_rows_are_predicted_without_a_target(launch: Launch, tmp_path: Path,
     torch.testing.assert_close(predicted, expected.flip(0)[::3])
 
 
-def test_samples_to_predict_may_lack_the_target() -> None:
-    module = SupervisedModule(torch.nn.Linear(2, 1), torch.nn.functional.mse_loss, torch.optim.SGD)
-    rows = torch.randn(5, 2)
-    expected = module.network(rows)
-    for batch in (rows, [rows], (rows, rows)):
-        assert torch.equal(module.predict_step(batch, 0), expected)
+class Scaled(torch.nn.Linear):
+    """What a signature says of the inputs is not what a batch has."""
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(x) * (1 if scale is None else scale)
+
+
+class Rows(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.rows[index]
+
+
+@pytest.mark.parametrize("inputs", [1, 2])
+@pytest.mark.parametrize("target", [True, False], ids=["target", "no target"])
+def test_samples_to_predict_may_lack_the_target(inputs: int, target: bool) -> None:
+    rows, scale, answers = torch.randn(5, 2), torch.rand(5, 1), torch.zeros(5, 1)
+    given = (rows, scale)[:inputs]
+    module = SupervisedModule(Scaled(2, 1), torch.nn.functional.mse_loss, torch.optim.SGD)
+    expected = module.network(*given)
+    new: torch.utils.data.Dataset[Any] = Tensors(*given, *([answers] if target else []))
+    for predict in [new] if inputs == 2 or target else [new, Rows(rows)]:
+        splits = Splits(train=Tensors(*given, answers), predict=predict)
+        data = DataModule(splits, DataConfig(), BatchSizes(5, 5, 5, 5), seed=0)
+        trainer = Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False)
+        (predicted,) = trainer.predict(module, datamodule=data) or []
+        torch.testing.assert_close(predicted, expected)
 
 
 @pytest.mark.processes

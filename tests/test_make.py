@@ -14,18 +14,28 @@ def make(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("stray", ["trainer.strategy=ddp", "seed=1", "+trainer.x=[1, 2]"])
-def test_an_override_outside_args_is_refused(stray: str) -> None:
-    done = make("train", stray)
+@pytest.mark.parametrize(
+    ("words", "stray", "repair"),
+    [
+        (["train", "trainer.strategy=ddp"], "trainer.strategy=ddp", "train|trainer.strategy=ddp"),
+        (["+trainer.x=[1, 2]"], "+trainer.x=[1, 2]", "train|+trainer.x=[1, 2]"),
+        (["sweep", "ARGS=a=1", "seed=1"], "seed=1", "sweep|a=1 seed=1"),
+        (["test-fast", "k=$(x)"], "k=$(x)", "test-fast|k=$(x)"),
+    ],
+)
+def test_an_override_outside_args_is_refused(words: list[str], stray: str, repair: str) -> None:
+    done = make(*words)
+    target, arguments = repair.split("|")
     assert done.returncode == 2
-    assert "make passes overrides on in ARGS only; got" in done.stderr
-    assert 'Use: make train ARGS="' in done.stderr
+    assert f"make passes overrides on in ARGS only; got {stray}." in done.stderr
+    assert f'Use: make {target} ARGS="{arguments}".' in done.stderr.replace(".  Stop.", ".")
 
 
-def test_overrides_in_args_reach_the_command() -> None:
-    done = make("train", "ARGS=trainer.strategy=ddp trainer.devices=2", "PYTHON=/a python")
+@pytest.mark.parametrize("blank", [" ", "\t"])
+def test_overrides_in_args_reach_the_command(blank: str) -> None:
+    done = make("train", f"ARGS=trainer.strategy=ddp{blank}trainer.devices=2", "PYTHON=/a python")
     assert done.returncode == 0, done.stderr
-    assert "train.py trainer.strategy=ddp trainer.devices=2\n" in done.stdout
+    assert f"train.py trainer.strategy=ddp{blank}trainer.devices=2\n" in done.stdout
 
 
 def test_a_python_that_is_not_there_is_said_with_what_to_add() -> None:

@@ -153,6 +153,21 @@ def test_no_row_is_the_best_of_what_is(
     assert best_of(rows_of(read_jobs([tmp_path]))) == "", why
 
 
+@pytest.mark.parametrize(
+    "key", ["data", "data.datasets.noise", "experiment", "model.loss._target_"]
+)
+def test_jobs_of_other_data_or_loss_have_no_best(tmp_path: Path, key: str) -> None:
+    for name in (0, 1):
+        job(tmp_path, name, f"optimizer.lr=0.1 {key}={name}", best=best(name + 1.0))
+    assert best_of(rows_of(read_jobs([tmp_path]))) == ""
+
+
+def test_the_best_is_named_by_what_it_was_given(tmp_path: Path) -> None:
+    job(tmp_path, 0, "", best=best(1.0))
+    job(tmp_path, 1, "model=cnn", best=best(2.0))
+    assert best_of(rows_of(read_jobs([tmp_path]))).endswith(" at a checkpoint of #0")
+
+
 def test_a_search_names_its_best_itself(tmp_path: Path) -> None:
     for name in (0, 1):
         job(tmp_path, name, f"optimizer.lr=0.{name + 1}", best=best(name + 1.0))
@@ -377,6 +392,20 @@ def test_several_sweeps_are_one_report(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert [row["optimizer.lr"] for row in written(tmp_path / "both")] == ["0.1", "0.2"]
+
+
+def test_a_reader_that_has_enough_ends_nothing(tmp_path: Path) -> None:
+    for name in range(600):  # more than a pipe holds
+        job(tmp_path, name, f"optimizer.lr=0.{name} notes={'x' * 100}")
+    command = [sys.executable, "-m", "lockstep.report", str(tmp_path)]
+    with subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(100)) == ("", 0)
 
 
 def test_a_directory_without_results_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from omegaconf import OmegaConf
 from recording import global_batches
 
 from lockstep.results import Result, read_result
-from lockstep.rundir import config_digest, job_directory
+from lockstep.rundir import config_digest, job_directory, sweep_directory
 
 pytestmark = pytest.mark.processes
 
@@ -63,7 +64,10 @@ def test_a_finished_job_runs_again_when_the_code_has_changed(
 
 def test_what_cannot_go_on_is_refused(train: Command) -> None:
     for arguments, words in (
-        (["-m", "seed=1,2", "sweep.resume=latest"], "sweep.resume=latest needs a directory in"),
+        (
+            ["-m", "seed=1,2", "sweep.resume=latest"],
+            "sweep.resume=latest needs a sweep in multirun/",
+        ),
         (["-m", "seed=1,2", "sweep.resume=nowhere"], "there is no nowhere"),
         (["sweep.resume=latest"], "add -m and the sweep's overrides"),
         (["-m", "seed=1,2", "resume=latest"], "resume goes on with one run"),
@@ -76,6 +80,18 @@ def test_what_cannot_go_on_is_refused(train: Command) -> None:
         assert done.returncode == 1
         assert words in done.stderr + done.stdout
         assert "Traceback" not in done.stderr
+
+
+def test_the_latest_sweep_is_the_latest_though_its_jobs_were_refused(tmp_path: Path) -> None:
+    for number, name in enumerate(("trained", "refused")):
+        result = tmp_path / "today" / name / "0" / "result.json"
+        result.parent.mkdir(parents=True)
+        result.write_text("{}")
+        os.utime(result, (number, number))
+    config = tmp_path / "today/trained/0/.hydra/config.yaml"
+    config.parent.mkdir()
+    config.touch()
+    assert sweep_directory(str(tmp_path), "latest") == str(tmp_path / "today/refused")
 
 
 def test_a_directory_that_was_given_to_a_job_is_given_to_no_other(tmp_path: Path) -> None:

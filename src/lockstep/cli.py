@@ -78,9 +78,10 @@ def answer_help(text: str | None = None) -> None:
 
 
 @contextmanager
-def readable_errors() -> Iterator[None]:
+def readable_errors(settings: bool = True) -> Iterator[None]:
     """Around Hydra's entry point: print errors that a person can mend as one message, exit 1.
 
+    ``settings``: whether a command line that is wrong is told how settings are given.
     Exit statuses: 1 error, 2 wrong command line, 130 Ctrl-C, 143 SIGTERM.
     """
     # Idle OpenMP threads sleep instead of spinning: with anything else on the cores, a small
@@ -98,7 +99,8 @@ def readable_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(130)
     except SystemExit as ended:
-        if ended.code == WRONG_COMMAND_LINE and ended.__context__ is None:  # an unknown flag
+        unknown_flag = ended.code == WRONG_COMMAND_LINE and ended.__context__ is None
+        if settings and unknown_flag:
             print(SETTINGS, file=sys.stderr)
         raise
     except (UsageError, RunFailed, HydraException, OmegaConfBaseException) as error:

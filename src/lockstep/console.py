@@ -25,9 +25,14 @@ class Terminal(logging.StreamHandler[TextIO]):
         if not isinstance(sys.exc_info()[1], BrokenPipeError):
             super().handleError(record)
             return
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.stream.fileno())  # for print, and the flush at the end
-        os.close(nowhere)
+        silence(self.stream)
+
+
+def silence(stream: TextIO) -> None:
+    """Let a stream that nobody reads lead nowhere: for print, too, and the flush at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def redirect(path: Path) -> None:

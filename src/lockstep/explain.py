@@ -9,11 +9,12 @@ from typing import Any
 
 from hydra.errors import (
     ConfigCompositionException,
+    HydraException,
     MissingConfigException,
     OverrideParseException,
 )
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, ValidationError
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from lockstep.errors import UsageError, causes, did_you_mean
 from lockstep.help import conf
@@ -28,7 +29,8 @@ WANTED = {
 
 def explain(error: Exception) -> str:
     """The error as rule, value and repair."""
-    for each in causes(error):
+    composing = isinstance(error, HydraException | OmegaConfBaseException)
+    for each in causes(error) if composing else ():
         if isinstance(each, UsageError):
             return str(each)  # raised by a resolver of ours
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
@@ -98,4 +100,5 @@ def _paths_to(name: str, config: DictConfig) -> list[str]:
 
     found = below(OmegaConf.to_container(config, resolve=False), "")
     ends = [path for path in found if not path.startswith("hydra.")]
-    return [path for path in ends if path.endswith(f".{name}")] or ends[:3]
+    exact = [path for path in ends if path.endswith(f".{name}")]
+    return (exact or (ends if len(name) > 2 else []))[:3]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -47,14 +46,13 @@ class SupervisedModule(LightningModule):
     ) -> None:
         super().__init__()
         self.network = network
-        self._fewest_inputs = _must_be_given(network)
         self.loss = loss
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         collection = MetricCollection(dict(metrics or {}))
         self.train_loss, self.val_loss, self.test_loss = EpochMean(), EpochMean(), EpochMean()
         self.val_metrics = collection.clone(prefix="val/")
         self.test_metrics = collection.clone(prefix="test/")
-        self._unchecked = False
+        self._unchecked = self._without_target = False
         self.tables: dict[str, list[Any]] = {}
         """The last value of each metric that is more than one number."""
 
@@ -115,14 +113,15 @@ class SupervisedModule(LightningModule):
         self._log_metrics(self.test_metrics)
 
     @override
-    def predict_step(self, batch: Batch, batch_idx: int) -> Any:
-        """Samples to predict may lack the target: see `_inputs`."""
-        return self(*self._inputs(batch))
+    def on_predict_start(self) -> None:
+        data = getattr(self.trainer, "datamodule", None)
+        self._without_target = getattr(data, "predicts_without_target", False)
 
-    def _inputs(self, batch: Batch | Tensor) -> Batch:
-        """All but the target, of a batch that has more than the network must be given."""
+    @override
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        """Samples to predict may lack the target."""
         columns = (batch,) if isinstance(batch, Tensor) else batch
-        return columns[:-1] if len(columns) > self._fewest_inputs else columns
+        return self(*(columns if self._without_target else columns[:-1]))
 
     @override
     def configure_optimizers(self) -> Any:
@@ -168,10 +167,3 @@ def _only_filler(loader: Any) -> bool:
     """This rank has no share of the data set; see `EvalShards`."""
     sampler = getattr(loader, "sampler", None)
     return isinstance(sampler, EvalShards) and sampler.only_filler
-
-
-def _must_be_given(network: nn.Module) -> int:
-    """How many inputs ``forward`` takes at least."""
-    parameters = inspect.signature(network.forward).parameters.values()
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(it.kind in positional and it.default is it.empty for it in parameters)

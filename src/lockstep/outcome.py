@@ -89,12 +89,14 @@ def describe_best(trainer: Trainer, directory: Path) -> dict[str, Any] | None:
     path, callback = best_checkpoint(trainer), trainer.checkpoint_callback
     if path is None or not isinstance(callback, ModelCheckpoint):
         return None
-    place, score = Path(path), callback.best_model_score
+    score, place, run = callback.best_model_score, Path(path).resolve(), directory.resolve()
+    if score is None:
+        return None
     return {
         "metric": callback.monitor,
         "mode": callback.mode,
-        "value": None if score is None else score.item(),
-        "checkpoint": str(place.relative_to(directory) if directory in place.parents else place),
+        "value": score.item(),
+        "checkpoint": (place.relative_to(run) if run in place.parents else place).as_posix(),
     }
 
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import secrets
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def run_directory(root: str, resume: str | None) -> str:
     if resume != "latest":
         config_to_resume(Path(resume))
         return resume
-    return str(_newest(root, "*/*/result.json", "resume"))
+    runs = (path.parent for path in Path(root).glob("*/*/result.json"))
+    return str(_newest(filter(_may_go_on, runs), "resume", f"a run in {root}/ that began to train"))
 
 
 def sweep_directory(root: str, resume: str | None) -> str:
@@ -35,7 +37,8 @@ def sweep_directory(root: str, resume: str | None) -> str:
     if resume is None:
         return f"{root}/{run_name(sweep=True)}"
     if resume == "latest":
-        return str(_newest(root, "*/*/*/result.json", "sweep.resume").parent)
+        jobs = (path.parent for path in Path(root).glob("*/*/*/result.json"))
+        return str(_newest(jobs, "sweep.resume", f"a sweep in {root}/").parent)
     if not Path(resume).is_dir():
         raise UsageError(f"sweep.resume must name a sweep's directory; there is no {resume}.")
     return resume
@@ -99,14 +102,12 @@ def config_digest(config: DictConfig) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _newest(root: str, pattern: str, key: str) -> Path:
-    found = (path for path in Path(root).glob(pattern) if _may_go_on(path.parent))
-    results = sorted(found, key=lambda path: path.stat().st_mtime_ns)
-    if not results:
-        raise UsageError(
-            f"{key}=latest needs a directory in {root}/, and there is none. Use {key}=<directory>."
-        )
-    return results[-1].parent
+def _newest(runs: Iterable[Path], key: str, wanted: str) -> Path:
+    """The one whose result was written last."""
+    found = sorted(runs, key=lambda run: (run / "result.json").stat().st_mtime_ns)
+    if not found:
+        raise UsageError(f"{key}=latest needs {wanted}; there is none. Use {key}=<directory>.")
+    return found[-1]
 
 
 def _may_go_on(run: Path) -> bool:

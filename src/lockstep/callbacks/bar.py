@@ -9,6 +9,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
+from lockstep.console import silence
 from lockstep.data.loader import training_position
 
 EVERY_S = 0.1
@@ -97,10 +98,16 @@ class Bar(Callback):
             filled = round(WIDTH * done / max(total, 1))
             bar = "=" * filled + " " * (WIDTH - filled)
             text = f"{label} [{bar}] {done}/{total}  {speed:,.0f} steps/s"
-        sys.stdout.write(CLEAR + text)
-        sys.stdout.flush()
+        self._show(CLEAR + text)
 
     def _wipe(self, trainer: Trainer) -> None:
         if trainer.is_global_zero:
-            sys.stdout.write(CLEAR)
+            self._show(CLEAR)
+
+    @staticmethod
+    def _show(text: str) -> None:
+        try:
+            sys.stdout.write(text)
             sys.stdout.flush()
+        except BrokenPipeError:
+            silence(sys.stdout)

@@ -115,6 +115,12 @@ class DataModule(LightningDataModule):
         return len(dataset) if isinstance(dataset, Sized) else 0
 
     @property
+    def predicts_without_target(self) -> bool:
+        """Whether samples to predict have fewer columns than those to train on."""
+        predict = self.splits.predict
+        return predict is not None and _columns(predict) < _columns(self.splits.train)
+
+    @property
     def _to_predict(self) -> Dataset[Any] | None:
         return self.splits.predict if self.splits.predict is not None else self.splits.test
 
@@ -170,3 +176,8 @@ class DataModule(LightningDataModule):
                 f"The {name} data set must hold at least one sample; got 0. "
                 "Look at data.datasets: its path, its filter, its sizes."
             )
+
+
+def _columns(dataset: Any) -> int:
+    sample = dataset[0]
+    return len(sample) if isinstance(sample, tuple | list) else 1

@@ -83,5 +83,5 @@ def _verdict(bad: int) -> int:
 
 
 if __name__ == "__main__":
-    with readable_errors():
+    with readable_errors(settings=False):
         sys.exit(main())

@@ -116,7 +116,7 @@ def recorded(project: Path) -> Plan:
     except (KeyError, TypeError) as error:
         raise UsageError(
             f"{project / RECORD} must hold name, holder and without; it lacks one ({error}). "
-            f" Use: git checkout <its first commit> -- {RECORD}"
+            f"Use: git checkout <its first commit> -- {RECORD}"
         ) from error
 
 

@@ -148,5 +148,5 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    with readable_errors():
+    with readable_errors(settings=False):
         sys.exit(main())

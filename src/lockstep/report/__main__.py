@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from lockstep.console import silence
 from lockstep.errors import UsageError
 from lockstep.report.files import write_report
 from lockstep.report.reading import read_jobs
@@ -25,6 +26,8 @@ def main(arguments: list[str]) -> int:
         print(write_report(options.directories, into))
         for line in errors_of(read_jobs(options.directories)):
             print(line)
+    except BrokenPipeError:
+        silence(sys.stdout)  # `| head` has read enough; the files are written
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 
 from lockstep.errors import UsageError
 from lockstep.history import History, read_history
-from lockstep.plan import GOING_ON, not_started, split_override
+from lockstep.plan import GOING_ON, LOADER, not_started, split_override
 from lockstep.results import DONE, Result, read_result
 from lockstep.rundir import config_file
 
@@ -54,12 +55,16 @@ class Job:
         """Whether it is a trial of a search, which says itself what it found."""
         return (self.directory.parent / "search.json").exists()
 
+    @cached_property
+    def _config(self) -> Any:
+        path = config_file(self.directory)
+        return yaml.load(path.read_text(), Loader=LOADER) if path.is_file() else None
+
     def setting(self, key: str) -> str | None:
         """What was given for ``key``; else what the run's config has there, but no group."""
         if key in self.overrides:
             return self.overrides[key]
-        path = config_file(self.directory)
-        value = yaml.safe_load(path.read_text()) if path.is_file() else None
+        value = self._config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         if value is None or isinstance(value, dict):

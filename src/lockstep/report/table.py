@@ -12,6 +12,8 @@ from lockstep.report.reading import Job, varied_keys
 
 SPLIT = {"trainer.strategy", "trainer.devices", "trainer.num_nodes", "strategy", "strategy.name"}
 """Keys that say where a run is computed: a difference in them must not show in the metrics."""
+OTHER_TASK, OTHER_DATA = ("data", "experiment", "model.loss"), ("data.datasets", "model.loss.")
+"""Keys in which runs may differ so that their metrics are of different things."""
 TOLERANCE = 1e-4
 """Relative; float32 sums in another order are 1e-6 apart after a step, more after thousands."""
 EXPLAINED = (
@@ -20,7 +22,7 @@ EXPLAINED = (
     f"one device that computes the same, to {TOLERANCE:g} relative. A cell is empty where there "
     "is nothing to compare with, or nothing was measured. train/ and val/ are of the last epoch, "
     "test/ of the best checkpoint where one was chosen; memory is the most that a process had, "
-    "libraries that it loaded itself with it (a job of a sweep shares them: 300 MB less)."
+    "libraries that it loaded itself with it (a rank, and a sweep's job, share them: 300 MB less)."
 )
 QUARTILES = ("quarter below", "quarter above")
 """Columns of their own in ``report.csv``; for people they stand behind the median."""
@@ -165,14 +167,16 @@ def text_of(row: Row, column: str) -> str:
 def best_of(rows: list[Row]) -> str:
     """The row whose checkpoint is best by the metric that all were chosen by; of repeats the mean.
 
-    Empty where the rows are the same in it, or were not all chosen by one; after a search, whose
-    objective decides, as well.
+    Empty where the rows are the same in it, were not all chosen by one, or differ in their data or
+    loss; after a search, whose objective decides, as well.
     """
     finished = [row for row in rows if row.jobs[0].finished]
     jobs = [job for row in finished for job in row.jobs]
     chosen = [job.result.get("best") for job in jobs]
     by = {(best["metric"], best["mode"]) if best else None for best in chosen}
-    if len(by) != 1 or None in by or any(job.searched for job in jobs):
+    varied = varied_keys(jobs)
+    other = any(key in OTHER_TASK or key.startswith(OTHER_DATA) for key in varied)
+    if len(by) != 1 or None in by or other or any(job.searched for job in jobs):
         return ""
     ((metric, mode),) = filter(None, by)
     values = [mean(job.result["best"]["value"] for job in row.jobs) for row in finished]
@@ -180,8 +184,8 @@ def best_of(rows: list[Row]) -> str:
         return ""
     value = min(values) if mode == "min" else max(values)
     row = finished[values.index(value)]
-    varied = [f"{key}={row.values[key]}" for key in varied_keys(jobs) if key in row.values]
-    words = " ".join([f"#{row.values['job']}", *varied])
+    settings = [f"{key}={row.values[key]}" for key in varied if row.values.get(key) is not None]
+    words = " ".join([f"#{row.values['job']}", *settings])
     return f"best {metric}: {value:.6g}, at a checkpoint of {words}"
 
 
